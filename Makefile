@@ -1,0 +1,36 @@
+# make demo   the whole story on this machine, with a real SGLang server on the CPU
+# make test   linters, unit tests, the real server end to end, a real systemd host over ssh
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+
+.PHONY: help demo demo-stop test lint unit docs clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# The stamp is written last: an interrupted install is done again.
+$(VENV)/stamp: requirements.txt requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+demo: $(VENV)/stamp ## Extract the demo's data set from a real server and bring production back
+	@demo/demo.sh
+
+demo-stop: $(VENV)/stamp ## End the demo's production server
+	@$(VENV)/bin/python demo/production.py stop $${HS_LOCAL_DIR:-$(CURDIR)/.local} $${HS_LOCAL_PORT:-32100}
+
+test: $(VENV)/stamp ## Set up, lint, unit tests, end-to-end runs, molecule
+	@tests/setup.sh
+	@$(MAKE) --no-print-directory lint
+	@tests/run.sh
+
+lint: $(VENV)/stamp ## ansible-lint (production, offline), yamllint, ruff, mypy
+	@tests/lint.sh
+
+unit: $(VENV)/stamp ## Only the unit tests
+	@tests/run.sh tests/unit
+
+clean: demo-stop ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
+	rm -rf .local .ansible .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)

@@ -1,0 +1,57 @@
+"""The safetensors layout, written straight from the capture's own buffers: header, then the raw bytes, no second copy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple, Union
+
+import torch
+
+Buffer = Union[bytes, memoryview]
+
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+
+
+def header(tensors: Sequence[Tuple[str, str, Sequence[int], int]], metadata: Dict[str, str]) -> bytes:
+    """The first bytes of a file: length (8 bytes, little endian) and JSON, padded so that the data starts on 8 bytes.
+
+    ``tensors``: name, safetensors dtype name, shape and size in bytes of each, in the order in which the bytes follow.
+    """
+    entries: Dict[str, object] = {"__metadata__": metadata}
+    offset = 0
+    for name, dtype, shape, size in tensors:
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def as_bytes(buffer: torch.Tensor) -> memoryview:
+    """The bytes of a flat uint8 tensor in host memory, not copied."""
+    return memoryview(buffer.numpy())
+
+
+def write_whole(path: Path, pieces: List[Buffer]) -> None:
+    """Write ``pieces`` one after the other under a temporary name and rename: a reader sees the whole file or none.
+
+    Not fsynced: the exchange folder is scratch (mostly memory), and its reader makes the bytes durable in their final place.
+    """
+    temporary = path.with_name(".{}.{}.tmp".format(path.name, os.getpid()))
+    fd = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                while len(view):
+                    view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        os.replace(str(temporary), str(path))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(str(temporary))
+        raise

@@ -1,0 +1,163 @@
+"""A dump's file: its header, read and checked without the data, and the data, read once for everything that is asked of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from .faults import SampleFault
+
+TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+BLOCK = 8 << 20  # bytes; a multiple of every element's size
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a dump must look like. states: slots of hidden_states. dtype: as the capture names it, e.g. bfloat16."""
+
+    states: int
+    hidden_size: int
+    dtype: str
+    final: str
+
+    def tensors(self, length: int) -> Dict[str, Tuple[str, List[int]]]:
+        """Name -> (safetensors dtype, shape) for a sequence of ``length`` tokens."""
+        dtype = NAMES[self.dtype]
+        wanted = {"token_ids": ("I64", [length]), "hidden_states": (dtype, [length, self.states, self.hidden_size])}
+        if self.final == "both":
+            wanted["final_post_norm"] = (dtype, [length, self.hidden_size])
+        return wanted
+
+
+@dataclass(frozen=True)
+class Header:
+    """tensors: name -> safetensors entry. start: offset of the data in the file. size: of the whole file, in bytes."""
+
+    tensors: Dict[str, Dict[str, Any]]
+    metadata: Dict[str, str]
+    start: int
+    size: int
+
+
+def read_header(path: Path) -> Header:
+    """The header of a safetensors file; SampleFault where it is not whole."""
+    size = os.stat(str(path)).st_size
+    try:
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if not 2 <= length <= min(size - 8, 1 << 24):
+                raise ValueError("header length {} in a file of {} bytes".format(length, size))
+            document = json.loads(handle.read(length))
+            metadata = document.pop("__metadata__", {})
+            end = max([entry["data_offsets"][1] for entry in document.values()] or [0])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise SampleFault("the dump is no whole safetensors file: {}".format(error)) from error
+    if 8 + length + end != size:
+        raise SampleFault("the dump is cut short: {} bytes instead of {}".format(size, 8 + length + end))
+    return Header(document, metadata, 8 + length, size)
+
+
+def check_header(path: Path, length: int, name: str, expected: Expected) -> Header:
+    """The header, after comparing tensors, shapes, types and the sequence's name with what they must be."""
+    header = read_header(path)
+    for tensor, (dtype, shape) in expected.tensors(length).items():
+        entry = header.tensors.get(tensor)
+        if entry is None:
+            raise SampleFault("the dump has no {}".format(tensor))
+        if entry["dtype"] != dtype or entry["shape"] != shape:
+            raise SampleFault(
+                "{} is {} {} instead of {} {}".format(tensor, entry["dtype"], entry["shape"], dtype, shape)
+            )
+    if header.metadata.get("name", name) != name:
+        raise SampleFault("the dump is of another sequence ({})".format(header.metadata["name"]))
+    return header
+
+
+def check_data(path: Path, header: Header, ids: List[int], copy_to: Optional[Path] = None) -> str:
+    """Read the file once: token ids equal ``ids``, every state finite, none all zero. Returns the sha256 of the file.
+
+    With ``copy_to`` the same pass writes a copy there, fsynced. Memory: one block.
+    """
+    total = hashlib.sha256()
+    spans = sorted((entry["data_offsets"], name, entry["dtype"]) for name, entry in header.tensors.items())
+    block = memoryview(bytearray(BLOCK))
+    with path.open("rb", buffering=0) as source, _copy(copy_to) as target:
+
+        def read(size: int) -> memoryview:
+            """The next ``size`` bytes at most, hashed and copied on the way; valid until the next call."""
+            count = source.readinto(block[:size])
+            if not count:
+                raise SampleFault("the dump ended while it was read")
+            total.update(block[:count])
+            if target is not None:
+                _write_all(target, block[:count])
+            return block[:count]
+
+        left = header.start
+        while left:
+            left -= len(read(min(BLOCK, left)))
+        for (start, stop), name, dtype in spans:
+            left = stop - start
+            found = bytearray()
+            has_value = False
+            while left:
+                part = read(min(BLOCK, left))
+                left -= len(part)
+                if name == "token_ids":
+                    found += part
+                elif dtype in TYPES:
+                    # a short read may split an element; the kernel gives whole blocks of a regular file but for the last
+                    values = torch.frombuffer(part, dtype=TYPES[dtype])
+                    if not bool(torch.isfinite(values).all()):
+                        raise SampleFault("{} holds values that are not finite".format(name))
+                    has_value = has_value or bool(values.any())
+            if name == "token_ids":
+                _check_ids(bytes(found), ids)
+            elif dtype in TYPES and not has_value:
+                raise SampleFault("{} is all zero".format(name))
+        if target is not None:
+            os.fsync(target)
+    return total.hexdigest()
+
+
+@contextlib.contextmanager
+def _copy(path: Optional[Path]) -> Iterator[Optional[int]]:
+    """A file to write the copy to, None where none is wanted."""
+    if path is None:
+        yield None
+        return
+    fd = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(fd, view) :]
+
+
+def _check_ids(found: bytes, ids: List[int]) -> None:
+    words = array("q")
+    words.frombytes(found)
+    if words.tolist() != ids:
+        raise SampleFault("the dump's token ids are not the sample's")
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    total = hashlib.sha256()
+    with path.open("rb") as handle:
+        for block in iter(lambda: handle.read(BLOCK), b""):
+            total.update(block)
+    return total.hexdigest()

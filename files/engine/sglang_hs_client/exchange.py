@@ -1,0 +1,176 @@
+"""The client's side of the dump folder (see sglang_hs_capture/exchange.py for what lies where)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from sglang_hs.errors import HsError
+
+from .faults import SampleFault
+from .spec import Spec
+
+
+class Exchange:
+    """One client at a time: holds a lock on the folder, and what an earlier one left in it is cleared away."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock: Optional[int] = None
+
+    def open(self) -> None:
+        """Take the folder. HsError if the capture is not there or another client is at work."""
+        if not (self.folder / "want").is_dir():
+            raise HsError(
+                "{} is not the dump folder of a capture: no server made it".format(self.folder),
+                "everything",
+                "start the extraction server with SGLANG_HS_DUMP_DIR={} and look into its log".format(self.folder),
+            )
+        self._lock = lock(self.folder / ".client.lock", "the dump folder {}".format(self.folder))
+        for name in ("want", "done", "failed"):
+            for entry in list((self.folder / name).iterdir()):
+                remove(entry)
+        remove(self.folder / "every_rank")
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def ranks(self) -> List[Dict[str, Any]]:
+        """What every rank's capture says of itself; HsError where one refused or is missing."""
+        folder = self.folder / "attached"
+        refused = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("refused-rank*.json"))]
+        if refused:
+            raise HsError(
+                "the capture refused this server: {}".format(refused[0].get("reason")),
+                "everything",
+                "start the extraction server as the reason says",
+            )
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank*.json")]
+        found.sort(key=lambda entry: int(entry["rank"]))
+        size = found[0]["tp_size"] if found else 0
+        if not found or [entry["rank"] for entry in found] != list(range(size)):
+            raise HsError(
+                "{} of {} ranks report a capture in {}".format(len(found), size or "?", folder),
+                "everything",
+                "is the server patched, and was it started with SGLANG_HS_DUMP_DIR?",
+            )
+        return found
+
+    def check(self, spec: Spec) -> Dict[str, Any]:
+        """Rank 0's report, after comparing every rank's with what the specification asks for."""
+        ranks = self.ranks()
+        wanted = {"boundaries": spec.boundaries, "final": spec.final, "hidden_size": spec.hidden_size}
+        for entry in ranks:
+            other = [
+                "{}: {} instead of {}".format(key, entry.get(key), value)
+                for key, value in wanted.items()
+                if entry.get(key) != value
+            ]
+            if other:
+                raise HsError(
+                    "the capture on rank {} was set up otherwise ({})".format(entry["rank"], "; ".join(other)),
+                    "everything",
+                    "start the extraction server with the same settings",
+                )
+        return ranks[0]
+
+    # -- one sequence --------------------------------------------------------------------------------------------------
+
+    def wish(self, name: str, every_rank: bool = False) -> None:
+        """Ask for the states of sequence ``name``; call before the request is sent."""
+        self.forget(name)
+        path = self.folder / "want" / name
+        # whole or absent, but under a dot name that is no sequence's
+        temporary = path.with_name("." + name)
+        temporary.write_text("ranks" if every_rank else "", encoding="utf-8")
+        os.replace(str(temporary), str(path))
+
+    def wait(self, name: str, patience: float, stop: Optional[Any] = None) -> Path:
+        """The dump of ``name``, at most ``patience`` seconds after the server answered; SampleFault with the helper's reason."""
+        return self.wait_file(name, self.folder / "done" / (name + ".safetensors"), "", patience)
+
+    def wait_rank(self, name: str, rank: int, patience: float) -> Path:
+        """Rank ``rank``'s own dump of a wish for every rank."""
+        suffix = ".rank{}".format(rank) if rank else ""
+        return self.wait_file(name, self.folder / "done" / "{}.rank{}.safetensors".format(name, rank), suffix, patience)
+
+    def wait_file(self, name: str, done: Path, suffix: str, patience: float) -> Path:
+        """``done`` once it is there; SampleFault with the reason that lies in failed/ instead, or for want of either."""
+        failed = self.folder / "failed" / "{}{}.json".format(name, suffix)
+        end = time.monotonic() + patience
+        pause = 0.001
+        while True:
+            if done.exists():
+                return done
+            reason = _reason(failed)
+            if reason is not None:
+                raise SampleFault("the capture wrote no dump: " + reason)
+            if time.monotonic() >= end:
+                hint = _reason(self.folder / "failed" / "unnamed.json")
+                raise SampleFault(
+                    "the server answered but no dump came within {:g} s ({})".format(
+                        patience,
+                        hint or "a CUDA graph replayed the prefill, a prompt cut by the server, or a stalled disk",
+                    )
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+
+    def forget(self, name: str) -> None:
+        """Remove the wish and whatever came of it."""
+        remove(self.folder / "want" / name)
+        for folder in ("done", "failed"):
+            for suffix in ("safetensors", "json"):
+                remove(self.folder / folder / "{}.{}".format(name, suffix))
+
+    def forget_ranks(self, name: str, size: int) -> None:
+        """Remove what ``size`` ranks wrote for ``name``."""
+        for rank in range(size):
+            remove(self.folder / "done" / "{}.rank{}.safetensors".format(name, rank))
+            remove(self.folder / "failed" / "{}.rank{}.json".format(name, rank))
+
+    @contextlib.contextmanager
+    def every_rank(self) -> Any:
+        """While inside, ranks other than 0 look for wishes too."""
+        marker = self.folder / "every_rank"
+        marker.touch(mode=0o600)
+        try:
+            yield
+        finally:
+            remove(marker)
+
+
+def lock(path: Path, what: str) -> int:
+    """An exclusive lock that ends with this process; HsError if another holds it."""
+    fd = os.open(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise HsError(
+            "another client is at work on {}".format(what),
+            "everything, that client's work too",
+            "wait for it to end, or stop it",
+        ) from None
+    return fd
+
+
+def remove(path: Path) -> None:
+    """Unlink a file that may not be there."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _reason(path: Path) -> Optional[str]:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8")).get("reason"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,157 @@
+"""The output folder: files in their final place, or not there at all.
+
+hidden_states/hs_{idx}.safetensors   one per row of the data set (equal sequences share one file's bytes by hard link)
+quarantine/hs_{idx}.json             why a sample is not there; beside it the dump that was refused, if there was one
+manifest.sqlite, manifest.json       the book, and what describes the folder to whoever finds it
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from sglang_hs.fsio import sync_folder, write_json
+
+from .dumpfile import Expected, check_data, check_header, file_sha256
+from .exchange import lock, remove
+from .faults import OutputFault, SampleFault
+
+STATES = "hidden_states"
+
+
+def file_name(idx: int) -> str:
+    """The sample's file, relative to the output folder."""
+    return "{}/hs_{}.safetensors".format(STATES, idx)
+
+
+class Output:
+    """The folder, locked for this client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = -1
+
+    def open(self) -> None:
+        """Make the folder's parts, lock it, and clear away what a killed client left half-written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / STATES).mkdir(exist_ok=True)
+            (self.folder / "quarantine").mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputFault(
+                "the output folder {} cannot be made: {}".format(self.folder, error),
+                "everything",
+                "choose a folder that this user can write",
+            ) from error
+        self._lock = lock(self.folder / ".lock", "the output folder {}".format(self.folder))
+        with os.scandir(str(self.folder / STATES)) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") and entry.name.endswith(".part"):
+                    os.unlink(entry.path)
+
+    def close(self) -> None:
+        """Unlock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def accept(self, dump: Path, idx: int, ids: List[int], name: str, expected: Expected) -> Tuple[str, int, str]:
+        """Verify ``dump`` and move it to its final place, durable before it is seen. Returns (file, bytes, sha256)."""
+        header = check_header(dump, len(ids), name, expected)
+        final = self.folder / file_name(idx)
+        try:
+            if os.stat(str(dump)).st_dev == os.stat(str(final.parent)).st_dev:
+                total = check_data(dump, header, ids)
+                _sync_file(dump)
+                os.replace(str(dump), str(final))
+            else:
+                part = final.with_name(".{}.part".format(final.name))
+                try:
+                    total = check_data(dump, header, ids, copy_to=part)
+                    if file_sha256(part) != total:
+                        raise SampleFault(
+                            "the copy of the dump in {} differs from the dump: a failing disk?".format(self.folder)
+                        )
+                    os.replace(str(part), str(final))
+                except BaseException:
+                    remove(part)
+                    raise
+            sync_folder(final.parent)
+        except OSError as error:
+            raise self.fault(error) from error
+        remove(self.folder / "quarantine" / "hs_{}.json".format(idx))
+        remove(self.folder / "quarantine" / "hs_{}.safetensors".format(idx))
+        return file_name(idx), header.size, total
+
+    def share(self, source: str, idx: int) -> str:
+        """Give sample ``idx`` the bytes of the finished file ``source`` (relative): a hard link, or a copy where there are none."""
+        final = self.folder / file_name(idx)
+        part = final.with_name(".{}.part".format(final.name))
+        try:
+            remove(part)
+            try:
+                os.link(str(self.folder / source), str(part))
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                shutil.copyfile(str(self.folder / source), str(part))
+                _sync_file(part)
+            # two names of one file: rename would do nothing and leave the part
+            remove(final)
+            os.replace(str(part), str(final))
+            sync_folder(final.parent)
+        except OSError as error:
+            raise self.fault(error) from error
+        return file_name(idx)
+
+    def quarantine(self, idx: int, reason: str, facts: Dict[str, Any], dump: Path) -> None:
+        """Keep the reason, and the refused dump if there is one, so that somebody can look at it."""
+        folder = self.folder / "quarantine"
+        try:
+            if dump.is_file():
+                shutil.move(str(dump), str(folder / "hs_{}.safetensors".format(idx)))
+            write_json(folder / "hs_{}.json".format(idx), dict(facts, idx=idx, reason=reason, time=time.time()), 0o644)
+        except OSError as error:
+            raise self.fault(error) from error
+
+    def fault(self, error: OSError) -> OutputFault:
+        """What an error of the file system means to the run."""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = (
+            "the output folder {} is full".format(self.folder)
+            if full
+            else "the output folder {} takes no more: {}".format(self.folder, error)
+        )
+        return OutputFault(
+            what,
+            "the samples that are done; each is whole",
+            "make room (or mend the file system) and run again: it goes on where it stopped",
+        )
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(str(path), os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_samples(path: Path, lines: Any) -> int:
+    """Write JSON lines whole: to a temporary name, fsynced, renamed. Returns their number."""
+    part = path.with_name("." + path.name + ".part")
+    count = 0
+    with part.open("w", encoding="utf-8") as handle:
+        for line in lines:
+            handle.write(json.dumps(line, separators=(",", ":")) + "\n")
+            count += 1
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(str(part), str(path))
+    sync_folder(path.parent)
+    return count

@@ -1,0 +1,242 @@
+"""A run from specification to result: open everything, prove the states, extract, describe the output, say how it ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from sglang_hs import dataset
+from sglang_hs.dataset import BadRow, Limits, Row, sequence_name
+from sglang_hs.errors import HsError
+from sglang_hs.fsio import write_json
+from sglang_hs.manifest import DONE, Manifest
+
+from . import canary, describe
+from .checkpoint import fingerprint
+from .dumpfile import Expected, check_header
+from .exchange import Exchange
+from .extract import Extraction, Halt, Tally, budget_message
+from .faults import CanaryRefused, SampleFault, ServerGone
+from .output import Output, write_samples
+from .progress import Progress
+from .server import Server
+from .spec import Spec
+
+EXIT = {"complete": 0, "window": 3, "stopped": 3, "canary_refused": 4, "error_budget": 5, "failed": 1}
+
+
+class Run:
+    """One run of the client. Everything it holds open is closed again, whatever happens."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.limits = Limits(spec.vocab_size, spec.max_prompt, spec.cut_to)
+        self.tally = Tally()
+        self.output = Output(spec.output)
+        self.exchange = Exchange(Path(spec.dump_dir))
+        self.server = Server(spec.server, spec.api_key, spec.request_timeout_s)
+        self.progress = Progress(Path(spec.run_dir), self.tally.snapshot)
+        self.numbers: Dict[str, Any] = {}
+        self.manifest: Optional[Manifest] = None
+        self.extraction: Optional[Extraction] = None
+        self._halt: Optional[Halt] = None  # a signal that came before the extraction began
+
+    def execute(self) -> int:
+        """Run, write result.json, return the exit code."""
+        started = time.time()
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        Path(self.spec.run_dir).mkdir(parents=True, exist_ok=True)
+        self.progress.start()
+        try:
+            halt = self._work()
+        except CanaryRefused as error:
+            halt = Halt("canary_refused", error.what, error.left)
+        except HsError as error:
+            halt = Halt("failed", "{}{}".format(error.what, " Next: " + error.next if error.next else ""), error.left)
+        except ServerGone as error:
+            halt = Halt("failed", str(error), "what is done stays")
+        except Exception as error:  # noqa: BLE001 - the result must say something whatever happened
+            halt = Halt("failed", "the client failed: {!r}".format(error), "what is done stays")
+        finally:
+            if self.manifest is not None:
+                self.manifest.close()
+            self.exchange.close()
+            self.output.close()
+        self.progress.phase("done", halt.message)
+        self.progress.stop()
+        result = {
+            "outcome": halt.outcome,
+            "message": halt.message,
+            "left": halt.left,
+            "counts": self.tally.snapshot(),
+            "canary": self.numbers,
+            "seconds": round(time.time() - started, 3),
+            "run_id": self.spec.run_id,
+        }
+        write_json(Path(self.spec.run_dir) / "result.json", result, 0o644)
+        print("{}: {}".format(halt.outcome, halt.message), flush=True)
+        return EXIT[halt.outcome]
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        halt = Halt(
+            "stopped",
+            "stopped by {}".format(signal.Signals(number).name),
+            "what is done stays; the next run goes on from there",
+        )
+        self._halt = halt
+        if self.extraction is not None:
+            # not from the handler itself: it interrupts the main thread, which may hold the lock that stop() takes
+            threading.Thread(target=self.extraction.stop, args=(halt,)).start()
+
+    def _work(self) -> Halt:
+        spec = self.spec
+        self.output.open()
+        self.exchange.open()
+        attached = self.exchange.check(spec)
+        expected = Expected(spec.states, spec.hidden_size, attached["dtype"], spec.final)
+        self.manifest = manifest = Manifest(spec.output)
+        identity = {
+            "dataset_sha256": dataset.digest(spec.dataset),
+            "cut_to": spec.cut_to,
+            "model": fingerprint(Path(spec.model_path)),
+            "hidden_size": spec.hidden_size,
+            "boundaries": spec.boundaries,
+            "final": spec.final,
+            "dtype": attached["dtype"],
+        }
+        manifest.claim(identity)
+        self._enter_rows(manifest)
+        self._verify_done(manifest, expected)
+        self._count(manifest)
+        counts = manifest.counts()
+        if counts["bad"] > spec.error_budget:
+            message = budget_message(manifest, spec.error_budget, counts["bad"])
+            return Halt("error_budget", message, "everything: no sample was extracted in this run")
+        if counts["pending"]:
+            self._prove(expected, int(attached["tp_size"]))
+            self.progress.phase("extract")
+            extraction = Extraction(spec, self.server, self.exchange, self.output, manifest, expected, self.tally)
+            self.extraction = extraction
+            if self._halt is not None:
+                extraction.stop(self._halt)
+            extraction.run(row for row in dataset.rows(spec.dataset, self.limits) if isinstance(row, Row))
+        else:
+            extraction = None
+            self.numbers = manifest.get("canary") or {}
+        self.progress.phase("finish", "describing the output")
+        halt = extraction.halt if extraction is not None else None
+        counts = manifest.counts()
+        if halt is None or counts["pending"] == 0 and halt.outcome in ("window", "stopped"):
+            message = "{} of {} samples are in {}".format(counts["done"], counts["total"], spec.output_dir)
+            lost = counts["failed"] + counts["bad"]
+            halt = Halt(
+                "complete", message, "{} samples in quarantine, each with its reason".format(lost) if lost else ""
+            )
+        extra: Dict[str, Any] = {}
+        if halt.outcome == "complete":
+            extra["samples"] = self._write_samples(manifest)
+        describe.write(spec.output, describe.manifest(spec, attached, identity, counts, self.numbers, extra))
+        return halt
+
+    # -- before --------------------------------------------------------------------------------------------------------
+
+    def _enter_rows(self, manifest: Manifest) -> None:
+        """Fill the book with the data set's rows, once; the claimed checksum vouches for them afterwards."""
+        if manifest.get("entered"):
+            manifest.retry_failed()
+            return
+        self.progress.say("reading the data set")
+        page: List[Tuple[int, Optional[str], int, Optional[str]]] = []
+
+        def enter(row: Any) -> None:
+            bad = isinstance(row, BadRow)
+            page.append(
+                (row.idx, None if bad else row.name, 0 if bad else len(row.input_ids), str(row) if bad else None)
+            )
+            if len(page) >= 1000:
+                manifest.add(page)
+                page.clear()
+
+        dataset.scan(self.spec.dataset, self.spec.vocab_size, self.spec.max_prompt, self.spec.cut_to, each=enter)
+        manifest.add(page)
+        manifest.set("entered", True)
+        manifest.commit()
+        for sample in manifest.samples("bad"):
+            self.output.quarantine(sample.idx, sample.reason or "", {}, Path("/nonexistent"))
+
+    def _verify_done(self, manifest: Manifest, expected: Expected) -> None:
+        """Trust no row of the book: each file must be there, of its size, with a header that fits."""
+        self.progress.say("verifying what is done")
+        for sample in manifest.samples(DONE):
+            try:
+                assert sample.file is not None and sample.name is not None
+                header = check_header(self.spec.output / sample.file, sample.length, sample.name, expected)
+                if header.size != sample.bytes:
+                    raise SampleFault("another size")
+            except (SampleFault, OSError):
+                manifest.again(sample.idx)
+        manifest.commit()
+
+    def _count(self, manifest: Manifest) -> None:
+        counts = manifest.counts()
+        self.tally.add(
+            total=counts["total"],
+            done=counts["done"],
+            failed=counts["failed"],
+            quarantined=counts["failed"] + counts["bad"],
+            tokens_total=counts["tokens_total"],
+            tokens_done=counts["tokens_done"],
+            bytes_done=counts["bytes_done"],
+            forwards=0,
+            shared=0,
+        )
+
+    def _prove(self, expected: Expected, ranks: int) -> None:
+        """The canary on prompts out of the data set and on its longest sample."""
+        assert self.manifest is not None
+        if self.spec.canary.skip:
+            self.numbers = {"skipped": True}
+            return
+        self.progress.phase("canary", "proving the states before the data set")
+        rows: List[List[int]] = []
+        longest: List[int] = []
+        for row in self._rows():
+            if len(rows) < self.spec.canary.sequences and row.input_ids not in rows:
+                rows.append(row.input_ids)
+            if len(row.input_ids) > len(longest):
+                longest = row.input_ids
+        prompts = [(sequence_name(ids), ids) for ids in canary.prompts(rows, self.spec)]
+        check = canary.Canary(self.spec, self.server, self.exchange, expected, ranks)
+        try:
+            check.run(prompts, (sequence_name(longest), longest))
+        finally:
+            self.numbers = asdict(check.numbers)
+        self.manifest.set("canary", self.numbers)
+
+    def _rows(self) -> Iterator[Row]:
+        return (row for row in dataset.rows(self.spec.dataset, self.limits) if isinstance(row, Row))
+
+    # -- after ---------------------------------------------------------------------------------------------------------
+
+    def _write_samples(self, manifest: Manifest) -> Dict[str, Any]:
+        """samples.jsonl: the tokens and the loss mask beside the states, one line for each sample that is there."""
+
+        def lines() -> Iterator[Dict[str, Any]]:
+            for row in self._rows():
+                sample = manifest.sample(row.idx)
+                if sample is not None and sample.state == DONE:
+                    mask = row.loss_mask if row.loss_mask is not None else [1] * len(row.input_ids)
+                    yield {
+                        "idx": row.idx,
+                        "file": sample.file,
+                        "seq_len": len(row.input_ids),
+                        "input_ids": row.input_ids,
+                        "loss_mask": mask,
+                    }
+
+        return {"file": "samples.jsonl", "rows": write_samples(self.spec.output / "samples.jsonl", lines())}

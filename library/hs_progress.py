@@ -1,0 +1,68 @@
+#!/usr/bin/python
+"""Ansible module: how a long step of the run is doing. Polled by the hs_watch action."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: hs_progress
+short_description: Ask how the launch, the extraction or the restore of a run is doing
+description:
+  - Returns at once. When the step is over its end is recorded in the journal.
+  - Used through the action M(hs_watch), which asks again and again and survives a link that breaks.
+options:
+  state_dir: {description: Folder of the journal on the host., type: path, required: true}
+  run_id: {description: The run; for a restore it may be empty., type: str, default: ''}
+  what: {description: Which step., type: str, choices: [launch, extract, restore], required: true}
+attributes:
+  check_mode: {support: full, description: There is nothing to wait for.}
+author: sglang-hidden-states contributors
+"""
+
+EXAMPLES = r"""
+- name: Ask how the extraction is doing
+  hs_progress:
+    state_dir: /var/lib/sglang-hs
+    run_id: "{{ hs_run.run_id }}"
+    what: extract
+"""
+
+RETURN = r"""
+finished: {description: Whether the step is over., type: bool, returned: always}
+step_failed: {description: Whether it is over and failed., type: bool, returned: always}
+line: {description: One line for a person., type: str, returned: always}
+result: {description: The client's own result., type: dict, returned: when an extraction is over}
+lines: {description: What the restore found and did., type: list, elements: str, returned: when a restore is over}
+"""
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.hs_module import run  # noqa: E402
+from ansible.module_utils.sglang_hs import restore, steps  # noqa: E402
+
+
+def work(module: AnsibleModule) -> dict:
+    """Ask."""
+    given = module.params
+    if module.check_mode:
+        return {"changed": False, "finished": True, "step_failed": False, "line": "check mode: nothing to wait for"}
+    if given["what"] == "restore":
+        found = restore.outcome(given["state_dir"])
+    else:
+        found = steps.progress(given["state_dir"], given["run_id"], given["what"])
+    found["step_failed"] = found.pop("failed")
+    return dict({"changed": False}, **found)
+
+
+def main() -> None:
+    """Entry point."""
+    run(
+        {
+            "state_dir": {"type": "path", "required": True},
+            "run_id": {"type": "str", "default": ""},
+            "what": {"type": "str", "choices": ["launch", "extract", "restore"], "required": True},
+        },
+        work,
+    )
+
+
+if __name__ == "__main__":
+    main()

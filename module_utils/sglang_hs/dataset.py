@@ -1,0 +1,351 @@
+"""The data set of prompts: read row by row (memory stays flat), each row checked, every fault told in one line.
+
+A row is a mapping with ``input_ids`` (token ids) and, if training masks its loss, ``loss_mask`` (0 or 1 for each token). Three
+forms are read: JSON lines, Parquet, and an arrow folder as ``datasets.save_to_disk`` leaves it. The last two need pyarrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+
+from .errors import HsError
+
+UNTOUCHED = "everything: the data set was only read"
+
+
+def sequence_name(ids: Sequence[int]) -> str:
+    """Name of a token sequence: sha256 hex of the ids as little-endian int64; the capture in the engine computes the same."""
+    words = array("q", ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return hashlib.sha256(words.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a row must respect. max_prompt: tokens that the server takes. cut_to: longer rows are cut to it (None: never)."""
+
+    vocab_size: int
+    max_prompt: int
+    cut_to: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample, cut and checked. idx: row number from 0. loss_mask: as long as input_ids, None where the row has none."""
+
+    idx: int
+    input_ids: List[int]
+    loss_mask: Optional[List[int]]
+
+    @property
+    def name(self) -> str:
+        """See :func:`sequence_name`."""
+        return sequence_name(self.input_ids)
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be extracted. where: file:line, or file and row. reason: the fault."""
+
+    idx: int
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return "{}: {}".format(self.where, self.reason)
+
+
+@dataclass
+class Scan:
+    """What a pass over the whole data set found. Lengths are in tokens, after the cut.
+
+    hist: upper edge (a power of two) -> number of samples at or below it and above the one before.
+    bad: the first faults only; bad_total counts them all. sha256: of the data set's bytes.
+    """
+
+    path: str
+    samples: int = 0
+    tokens: int = 0
+    unique: int = 0
+    unique_tokens: int = 0
+    cut: int = 0
+    masked: int = 0
+    min_length: int = 0
+    max_length: int = 0
+    hist: Dict[int, int] = field(default_factory=dict)
+    bad: List[BadRow] = field(default_factory=list)
+    bad_total: int = 0
+    sha256: str = ""
+
+    def facts(self) -> Dict[str, Any]:
+        """The same as plain JSON types."""
+        facts = dict(vars(self))
+        facts["bad"] = [str(bad) for bad in self.bad]
+        facts["hist"] = {str(edge): self.hist[edge] for edge in sorted(self.hist)}
+        return facts
+
+
+def rows(path: Union[str, Path], limits: Limits) -> Iterator[Union[Row, BadRow]]:
+    """Every row of the data set in order, checked and cut. HsError where the data set as a whole cannot be read."""
+    for idx, where, record in _records(Path(path)):
+        yield check(idx, where, record, limits)
+
+
+def scan(
+    path: Union[str, Path],
+    vocab_size: int,
+    max_prompt: int,
+    cut_to: Optional[int] = None,
+    limit_bad: int = 20,
+    each: Optional[Callable[[Union[Row, BadRow]], None]] = None,
+) -> Scan:
+    """Read the whole data set once and sum it up; ``each`` is called with every row (the client fills its manifest so).
+
+    Memory: 32 bytes and some for each different sequence, nothing for its tokens.
+    """
+    limits = Limits(vocab_size, max_prompt, cut_to)
+    result = Scan(str(path))
+    names: Set[bytes] = set()
+    for idx, where, record in _records(Path(path)):
+        row = check(idx, where, record, limits)
+        if each is not None:
+            each(row)
+        if isinstance(row, BadRow):
+            result.bad_total += 1
+            if len(result.bad) < limit_bad:
+                result.bad.append(row)
+            continue
+        length = len(row.input_ids)
+        result.samples += 1
+        result.tokens += length
+        result.cut += len(record["input_ids"]) > length
+        result.masked += row.loss_mask is not None
+        result.min_length = min(result.min_length or length, length)
+        result.max_length = max(result.max_length, length)
+        edge = 1 << max(length - 1, 0).bit_length()
+        result.hist[edge] = result.hist.get(edge, 0) + 1
+        name = bytes.fromhex(row.name)
+        if name not in names:
+            names.add(name)
+            result.unique_tokens += length
+    result.unique = len(names)
+    result.sha256 = digest(path)
+    if not result.samples and not result.bad_total:
+        raise HsError(
+            "the data set {} has no rows".format(path),
+            UNTOUCHED,
+            "point hs_dataset at the file or folder that holds the prompts",
+        )
+    return result
+
+
+def check(idx: int, where: str, record: Any, limits: Limits) -> Union[Row, BadRow]:
+    """One record as a Row, or the first fault that it has."""
+    if isinstance(record, BadRow):
+        return record
+    if not isinstance(record, dict):
+        return BadRow(idx, where, "not an object with input_ids but {}".format(_kind(record)))
+    if record.get("input_ids") is None:
+        return BadRow(idx, where, "no input_ids (it has: {})".format(", ".join(sorted(map(str, record))) or "nothing"))
+    ids, mask = record["input_ids"], record.get("loss_mask")
+    if not isinstance(ids, list):
+        return BadRow(idx, where, "input_ids is not a list but {}".format(_kind(ids)))
+    if not ids:
+        return BadRow(idx, where, "input_ids is empty")
+    fault = _foreign(ids)
+    if fault is not None:
+        return BadRow(idx, where, "input_ids[{}] is not an integer but {}".format(fault, _kind(ids[fault])))
+    if min(ids) < 0 or max(ids) >= limits.vocab_size:
+        place = next(place for place, token in enumerate(ids) if not 0 <= token < limits.vocab_size)
+        return BadRow(
+            idx,
+            where,
+            "input_ids[{}] is {}, outside the vocabulary of {} (another tokenizer?)".format(
+                place, ids[place], limits.vocab_size
+            ),
+        )
+    if mask is not None:
+        if not isinstance(mask, list):
+            return BadRow(idx, where, "loss_mask is not a list but {}".format(_kind(mask)))
+        if len(mask) != len(ids):
+            return BadRow(idx, where, "loss_mask has {} entries for {} input_ids".format(len(mask), len(ids)))
+        place = next((place for place, value in enumerate(mask) if value not in (0, 1)), -1)
+        if place >= 0:
+            return BadRow(idx, where, "loss_mask[{}] is {!r}, neither 0 nor 1".format(place, mask[place]))
+        mask = [int(value) for value in mask]
+    if limits.cut_to is not None:
+        ids, mask = ids[: limits.cut_to], mask[: limits.cut_to] if mask is not None else None
+    if len(ids) > limits.max_prompt:
+        return BadRow(
+            idx,
+            where,
+            "{} tokens, the server takes {}: cut the data set (cut_to) or raise the context length".format(
+                len(ids), limits.max_prompt
+            ),
+        )
+    return Row(idx, ids, mask)
+
+
+def _foreign(ids: List[Any]) -> Optional[int]:
+    """Index of the first entry that is no integer, None where all are (bool is an int to Python, not to us)."""
+    if set(map(type, ids)) == {int}:
+        return None
+    return next(place for place, token in enumerate(ids) if type(token) is not int)
+
+
+def _kind(value: Any) -> str:
+    text = repr(value)
+    return "{} {}".format(type(value).__name__, text if len(text) <= 30 else text[:27] + "...")
+
+
+def digest(path: Union[str, Path]) -> str:
+    """sha256 over the data set's files: one file's bytes, or names and bytes of a folder's data files."""
+    total = hashlib.sha256()
+    files = _files(Path(path))
+    for file in files:
+        if len(files) > 1 or file != Path(path):
+            total.update(file.name.encode() + b"\0")
+        with file.open("rb") as handle:
+            for block in iter(lambda: handle.read(1 << 20), b""):
+                total.update(block)
+    return total.hexdigest()
+
+
+def _files(path: Path) -> List[Path]:
+    """The files that hold the rows, in order."""
+    if not path.exists():
+        raise HsError(
+            "there is no data set at {}".format(path),
+            UNTOUCHED,
+            "set hs_dataset to a .jsonl or .parquet file, or an arrow data set folder, on the target",
+        )
+    if path.is_file():
+        return [path]
+    state = path / "state.json"
+    if state.is_file():
+        try:
+            names = [entry["filename"] for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise HsError(
+                "{} does not name its data files ({!r})".format(state, error),
+                UNTOUCHED,
+                "save the data set anew with datasets' save_to_disk",
+            ) from error
+        files = [path / name for name in names]
+    elif (path / "dataset_dict.json").is_file():
+        splits = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir()))
+        raise HsError(
+            "{} holds several splits".format(path), UNTOUCHED, "set hs_dataset to one of them: {}".format(splits)
+        )
+    else:
+        files = sorted(path.glob("*.parquet"))
+    missing = [file for file in files if not file.is_file()]
+    if not files or missing:
+        what = (
+            "{} lacks {}".format(path, missing[0].name)
+            if missing
+            else "{} is a folder without state.json (arrow) or *.parquet files".format(path)
+        )
+        raise HsError(
+            what,
+            UNTOUCHED,
+            "set hs_dataset to a .jsonl or .parquet file, or a folder that datasets' save_to_disk wrote",
+        )
+    return files
+
+
+def _records(path: Path) -> Iterator[Tuple[int, str, Any]]:
+    """(row number, where it is, raw record) of every row; the record is a BadRow where it cannot even be parsed."""
+    idx = 0
+    for file in _files(path):
+        if file.suffix == ".parquet":
+            source: Iterator[Tuple[str, Any]] = _parquet(file)
+        elif file.suffix == ".arrow":
+            source = _arrow(file)
+        else:
+            source = _json_lines(file)
+        for where, record in source:
+            if isinstance(record, ValueError):
+                record = BadRow(idx, where, "not JSON ({})".format(record))
+            yield idx, where, record
+            idx += 1
+
+
+def _json_lines(file: Path) -> Iterator[Tuple[str, Any]]:
+    """One JSON value a line; empty lines are no rows (but count as lines in messages)."""
+    with file.open("rb") as handle:
+        for number, line in enumerate(handle, 1):
+            if line.strip():
+                where = "{}:{}".format(file.name, number)
+                try:
+                    yield where, json.loads(line)
+                except ValueError as error:
+                    yield where, error if not isinstance(error, UnicodeDecodeError) else ValueError("not UTF-8 text")
+
+
+def _parquet(file: Path) -> Iterator[Tuple[str, Any]]:
+    parquet = _pyarrow("parquet", file)
+    try:
+        with parquet.ParquetFile(str(file)) as source:
+            wanted = [name for name in ("input_ids", "loss_mask") if name in source.schema_arrow.names]
+            yield from _batches(file, source.iter_batches(batch_size=256, columns=wanted))
+    except _arrow_errors() as error:
+        raise HsError(
+            "{} is not readable as Parquet: {}".format(file, error), UNTOUCHED, "write the file anew"
+        ) from error
+
+
+def _arrow(file: Path) -> Iterator[Tuple[str, Any]]:
+    ipc = _pyarrow("ipc", file)
+    try:
+        with ipc.open_stream(str(file)) as source:
+            yield from _batches(file, source)
+    except _arrow_errors() as error:
+        raise HsError(
+            "{} is not readable as an arrow stream: {}".format(file, error),
+            UNTOUCHED,
+            "save the data set anew with datasets' save_to_disk",
+        ) from error
+
+
+def _batches(file: Path, batches: Any) -> Iterator[Tuple[str, Any]]:
+    number = 0
+    for batch in batches:
+        names = [name for name in ("input_ids", "loss_mask") if name in batch.schema.names]
+        columns = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
+        for place in range(batch.num_rows):
+            # one row at a time: a batch of long rows as Python ints would be many times its arrow size
+            record = {name: column[place].as_py() for name, column in columns.items()}
+            yield (
+                "{} row {}".format(file.name, number),
+                {name: value for name, value in record.items() if value is not None},
+            )
+            number += 1
+
+
+def _pyarrow(part: str, file: Path) -> Any:
+    """A module of pyarrow, or one clear message: it is no part of SGLang's own requirements."""
+    try:
+        import importlib
+
+        return importlib.import_module("pyarrow." + part)
+    except ImportError as error:
+        raise HsError(
+            "{} needs pyarrow, which {} cannot import".format(os.path.basename(str(file)), sys.executable),
+            UNTOUCHED,
+            "install pyarrow (or datasets) beside SGLang, or give the data set as JSON lines",
+        ) from error
+
+
+def _arrow_errors() -> Tuple[type, ...]:
+    import importlib
+
+    return (importlib.import_module("pyarrow").ArrowException, OSError)

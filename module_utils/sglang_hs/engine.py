@@ -1,0 +1,118 @@
+"""The installed SGLang: where its package lies, which release it is, which options it knows - asked of itself, never assumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+
+from .errors import HsError
+
+MODEL_FILE = "srt/models/deepseek_v2.py"
+
+# Runs in the engine's interpreter; finds the package without importing it (an import takes seconds).
+_PROBE = """
+import importlib.metadata, importlib.util, json, sys
+spec = importlib.util.find_spec("sglang")
+places = list(spec.submodule_search_locations or []) if spec else []
+try:
+    release = importlib.metadata.version("sglang")
+except importlib.metadata.PackageNotFoundError:
+    release = None
+print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable, "places": places, "release": release}))
+"""
+
+
+def interpreter(argv: Sequence[str], environment: Mapping[str, str], cwd: str) -> Optional[str]:
+    """The Python of a server's command line, as an absolute path that keeps its virtual environment; None if not to be told."""
+    if not argv:
+        return None
+    name = argv[0]
+    if not re.search(r"python[0-9.]*$", name):
+        # a console script (sglang serve): its first line names the interpreter
+        try:
+            with open(os.path.join(cwd, name), "rb") as handle:
+                first = handle.readline(300).decode(errors="replace")
+        except OSError:
+            return None
+        match = re.match(r"#!\s*(\S*python[0-9.]*)\s*$", first)
+        return match.group(1) if match else None
+    if "/" in name:
+        return os.path.normpath(os.path.join(cwd, name))
+    for folder in environment.get("PATH", os.defpath).split(":"):
+        candidate = os.path.join(folder, name)
+        if os.access(candidate, os.X_OK):
+            return candidate
+    return None
+
+
+def describe(python: str, environment: Mapping[str, str], cwd: str) -> Dict[str, Any]:
+    """The engine that ``python`` would run: {python, executable, package, release, model_file}.
+
+    ``environment`` and ``cwd`` are production's: either may decide which package is found. Raises HsError with the reason.
+    """
+    untouched = "everything: production was not touched"
+    if not (os.path.isfile(python) and os.access(python, os.X_OK)):
+        raise HsError("{} is not a Python interpreter on this host".format(python), untouched, "set hs_engine_python to the Python that runs SGLang, e.g. /opt/sglang/venv/bin/python")
+    try:
+        done = subprocess.run([python, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment), cwd=cwd, timeout=60, check=False)
+        found = json.loads(done.stdout.decode().strip().splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise HsError("{} does not work as a Python interpreter: {}".format(python, error), untouched, "set hs_engine_python to the Python that runs SGLang") from error
+    if not found["places"]:
+        raise HsError(
+            "{} (Python {}) has no package sglang".format(python, found["python"]),
+            untouched,
+            "set hs_engine_python to the Python that runs SGLang: the first word of the server's command line",
+        )
+    package = Path(found["places"][0])
+    model_file = package / MODEL_FILE
+    if not model_file.is_file():
+        raise HsError("{} is missing: this SGLang serves no DeepSeek-family model".format(model_file), untouched, "check the installation, e.g. {} -m pip show -f sglang".format(python))
+    return {
+        "python": found["python"],
+        "executable": python,
+        "package": str(package),
+        "release": found["release"] or _version_file(package),
+        "model_file": str(model_file),
+    }
+
+
+def _version_file(package: Path) -> str:
+    """The release that a checkout without metadata names itself."""
+    try:
+        match = re.search(r"""__version__ = ["']([^"']+)["']""", (package / "version.py").read_text())
+    except OSError:
+        match = None
+    return match.group(1) if match else "unknown"
+
+
+class Flags:
+    """Asks the installed release for its options, in the background: the help text takes the engine seconds to print."""
+
+    def __init__(self, python: str, environment: Mapping[str, str], cwd: str) -> None:
+        quiet = dict(environment, COLUMNS="200", CUDA_VISIBLE_DEVICES="")  # the GPUs are production's
+        command: List[str] = [python, "-m", "sglang.launch_server", "--help"]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quiet, cwd=cwd)
+
+    def result(self, patience: float = 180.0) -> Set[str]:
+        """Option names. Raises HsError when the release does not print its help."""
+        try:
+            out, err = self._process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            out, err = self._process.communicate()
+        # the lines that declare an option, with all its names; prose mentions options that are gone
+        declared = [line for line in out.decode(errors="replace").splitlines() if line.startswith("  -")]
+        flags = {name for line in declared for name in re.findall(r"(?:^  |, )(?:-\w, )?(--[a-z0-9-]+)", line)}
+        if "--model-path" not in flags:
+            last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+            raise HsError(
+                "the installed SGLang does not print its options: {}".format(last[0]),
+                "everything: production was not touched",
+                "run `python -m sglang.launch_server --help` with production's Python and mend what it says",
+            )
+        return flags

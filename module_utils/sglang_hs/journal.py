@@ -1,0 +1,196 @@
+"""The run's journal on the target: what was begun, what was done, who holds the host, until when.
+
+One folder (root-only, under /var/lib by default) holds all that a restore needs:
+
+    journal.json     this file: absent = no run is open. One record before and one after each step.
+    lock             the same run's holder, created exclusively: two operators cannot both have it.
+    production.json  how production was started (0600: its environment holds secrets).
+    backup/          the engine's file before the edit, with the record that undoes it.
+    lib/             this program and the engine-side packages.
+    runs/ID/         logs, specs, progress and results of one run, and its journal once closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+
+from . import fsio
+from .errors import HsError
+
+# Between two steps the controller thinks and the link may stutter; past this the run counts as orphaned.
+GRACE = 120.0
+
+
+def boot_id() -> str:
+    """Changes with each boot of the host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Paths:
+    """The state folder's places."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.state = Path(state_dir)
+        self.journal = self.state / "journal.json"
+        self.lock = self.state / "lock"
+        self.mutex = self.state / ".mutex"
+        self.production = self.state / "production.json"
+        self.backup = self.state / "backup"
+        self.lib = self.state / "lib"
+        self.runs = self.state / "runs"
+
+    def run(self, run_id: str) -> Path:
+        """The folder of one run."""
+        return self.runs / run_id
+
+    def make(self) -> None:
+        """Create the folders; the state folder is for its owner alone, and a link or a foreign folder is refused."""
+        if self.state.is_symlink() or (self.state.exists() and not self.state.is_dir()):
+            raise HsError("{} is not a plain folder".format(self.state), "everything", "set hs_state_dir to a folder of its own, e.g. /var/lib/sglang-hs")
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.state.stat().st_uid != os.geteuid():
+            raise HsError("{} belongs to another user".format(self.state), "everything", "set hs_state_dir to a folder of its own")
+        os.chmod(str(self.state), 0o700)
+        for folder in (self.backup, self.runs):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+class Journal:
+    """An open run. Every change is written through before the next thing happens."""
+
+    def __init__(self, paths: Paths, document: Dict[str, Any]) -> None:
+        self.paths = paths
+        self.document = document
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, paths: Paths) -> Optional["Journal"]:
+        """The open run of this host, or None."""
+        document = fsio.read_json(paths.journal)
+        return None if document is None else cls(paths, document)
+
+    @classmethod
+    def require(cls, paths: Paths, run_id: str) -> "Journal":
+        """The open run ``run_id``; HsError when it was closed meanwhile (by the guard, say) or another one is open."""
+        journal = cls.load(paths)
+        if journal is None or journal.run_id != run_id:
+            closed = fsio.read_json(paths.run(run_id) / "journal.json") or {}
+            end = closed.get("closed") or {}
+            raise HsError(
+                "run {} is no longer open: {}".format(run_id, end.get("why", "it was restored or never begun")),
+                "production, which is back; samples accepted so far are kept",
+                "start playbooks/extract.yml again: it goes on where the run stopped",
+            )
+        return journal
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return str(self.document["run_id"])
+
+    @property
+    def settings(self) -> Dict[str, Any]:
+        """What the operator asked for, resolved."""
+        return dict(self.document["settings"])
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.paths.run(self.run_id)
+
+    @property
+    def holder(self) -> str:
+        """Who began the run, where from and when - one line."""
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.document["opened"]))
+        return "{} (run {}, begun {})".format(self.document["operator"], self.run_id, began)
+
+    def last(self, step: str) -> Optional[str]:
+        """Last recorded state of ``step``: begun, done, failed; None when never begun."""
+        states = [record["state"] for record in self.document["steps"] if record["step"] == step]
+        return states[-1] if states else None
+
+    @property
+    def restoring(self) -> bool:
+        """Whether a restore has begun: from here on no step may go forward."""
+        return self.last("restore") is not None
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, paths: Paths, operator: str, settings: Dict[str, Any], window: float) -> "Journal":
+        """Take the host's lock and begin a run. Raises HsError naming the holder when somebody has it."""
+        now = time.time()
+        run_id = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+        document = {
+            "version": 1,
+            "run_id": run_id,
+            "operator": operator,
+            "boot_id": boot_id(),
+            "opened": now,
+            "deadline": now + window,
+            "lease": {"step": "begin", "until": now + GRACE},
+            "settings": settings,
+            "steps": [],
+        }
+        try:
+            fd = os.open(str(paths.lock), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise HsError(
+                "another run holds this host: {}".format(paths.lock.read_text().strip()),
+                "everything",
+                "wait for it, or bring production back with playbooks/restore.yml, which also frees the lock",
+            ) from None
+        with os.fdopen(fd, "w") as handle:
+            handle.write(json.dumps({"operator": operator, "run_id": run_id, "opened": now}) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        paths.run(run_id).mkdir(mode=0o700, parents=True)
+        journal = cls(paths, document)
+        journal.save()
+        return journal
+
+    def save(self) -> None:
+        """Write through."""
+        fsio.write_json(self.paths.journal, self.document)
+
+    def record(self, step: str, state: str, detail: str = "", lease: float = GRACE) -> None:
+        """One record; the dead-man's lease now runs for ``lease`` seconds."""
+        now = time.time()
+        self.document["steps"].append({"step": step, "state": state, "at": now, "detail": detail})
+        self.document["lease"] = {"step": step, "until": now + lease}
+        self.save()
+
+    @contextlib.contextmanager
+    def step(self, step: str, lease: float) -> Iterator[None]:
+        """Record ``step`` before and after; ``lease``: seconds within which it ends, or the guard restores."""
+        self.record(step, "begun", lease=lease)
+        try:
+            yield
+        except BaseException as error:
+            self.record(step, "failed", str(error).split("\n")[0][:500])
+            raise
+        self.record(step, "done")
+
+    def close(self, outcome: str, why: str) -> None:
+        """The host is as it was: keep the journal with the run, then free the host (journal first, lock last)."""
+        self.document["closed"] = {"at": time.time(), "outcome": outcome, "why": why}
+        fsio.write_json(self.folder / "journal.json", self.document)
+        for path in (self.paths.journal, self.paths.lock):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        fsio.sync_folder(self.paths.state)
+
+
+def closed_runs(paths: Paths) -> List[Dict[str, Any]]:
+    """Journals of runs that are over, oldest first."""
+    if not paths.runs.is_dir():
+        return []
+    found = (fsio.read_json(folder / "journal.json") for folder in sorted(paths.runs.iterdir()))
+    return [document for document in found if document]

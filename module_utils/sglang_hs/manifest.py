@@ -1,0 +1,250 @@
+"""The book of an output folder: one row per sample in SQLite, and to which data set, model and settings the folder belongs.
+
+The rollback journal, not WAL: outputs lie on network file systems as often as not, where WAL's shared memory does not work; there
+is one writer (the client holds the folder's lock), and commits are grouped, so WAL would buy nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+from .errors import HsError
+
+FILE = "manifest.sqlite"
+
+PENDING, DONE, FAILED, BAD = "pending", "done", "failed", "bad"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS samples (
+    idx INTEGER PRIMARY KEY,        -- the data set's row number
+    name TEXT,                      -- sha256 of the token ids (NULL for a bad row)
+    length INTEGER NOT NULL,        -- tokens
+    state TEXT NOT NULL,            -- pending | done | failed (by the server or the capture) | bad (the row itself)
+    file TEXT,                      -- relative to the output folder
+    bytes INTEGER,
+    sha256 TEXT,                    -- of the file
+    reason TEXT,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    added REAL NOT NULL,            -- unix time
+    changed REAL NOT NULL           -- unix time
+);
+CREATE INDEX IF NOT EXISTS samples_name ON samples (name, state);
+CREATE INDEX IF NOT EXISTS samples_state ON samples (state, length, bytes);
+"""
+
+
+class Sample(NamedTuple):
+    """One row of the book."""
+
+    idx: int
+    name: Optional[str]
+    length: int
+    state: str
+    file: Optional[str]
+    bytes: Optional[int]
+    sha256: Optional[str]
+    reason: Optional[str]
+    attempts: int
+
+
+_COLUMNS = "idx, name, length, state, file, bytes, sha256, reason, attempts"
+
+
+class Manifest:
+    """The open book; usable from several threads of one process. Changes are committed at most ``lag`` seconds later.
+
+    A crash may lose the last changes, never the files: a resume finds the file in place, verifies it and enters it again.
+    ``read_only``: for whoever only looks, also while a client is at work; nothing on the disk is touched then.
+    """
+
+    def __init__(self, output: Path, lag: float = 0.5, read_only: bool = False) -> None:
+        self.path = output / FILE
+        self._lag = lag
+        self._lock = threading.RLock()
+        self._since: Optional[float] = None
+        where = "{}?mode={}".format(self.path.absolute().as_uri(), "ro" if read_only else "rwc")
+        try:
+            self._db = sqlite3.connect(where, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
+            if read_only:
+                self._db.execute("SELECT COUNT(*) FROM meta").fetchone()
+            else:
+                self._db.execute("PRAGMA journal_mode = DELETE")
+                self._db.execute("PRAGMA synchronous = FULL")
+                self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise HsError(
+                "{} cannot be opened: {}".format(self.path, error),
+                "the output folder as it is",
+                "use another output folder, or move this file away (the samples in place are then verified and entered anew)",
+            ) from error
+
+    # -- identity ------------------------------------------------------------------------------------------------------
+
+    def claim(self, identity: Mapping[str, Any]) -> bool:
+        """Bind a new folder to ``identity``, or check that it is this folder's. Returns whether the folder was new.
+
+        Anything in which they differ is a refusal: mixed states of two models, data sets or boundaries train to garbage.
+        """
+        with self._lock:
+            known = self.identity()
+            if not known:
+                self._write(
+                    "INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (json.dumps(dict(identity), sort_keys=True),)
+                )
+                self.commit()
+                return True
+        wanted = json.loads(json.dumps(dict(identity)))
+        other = [key for key in sorted(set(known) | set(wanted)) if known.get(key) != wanted.get(key)]
+        if other:
+            told = "; ".join(
+                "{}: the folder has {}, this run {}".format(key, known.get(key), wanted.get(key)) for key in other
+            )
+            raise HsError(
+                "the output folder {} belongs to another extraction ({})".format(self.path.parent, told),
+                "the output folder as it is",
+                "choose another output folder, or run with what this one was made with",
+            )
+        return False
+
+    def identity(self) -> Dict[str, Any]:
+        """What :meth:`claim` bound the folder to; empty for a new one."""
+        return dict(self.get("identity") or {})
+
+    def get(self, key: str) -> Any:
+        """A value of the meta table (JSON types), None if absent."""
+        with self._lock:
+            found = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return json.loads(found[0]) if found else None
+
+    def set(self, key: str, value: Any) -> None:
+        """Put a value (JSON types) into the meta table."""
+        self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value, sort_keys=True)))
+
+    # -- samples -------------------------------------------------------------------------------------------------------
+
+    def add(self, samples: Iterable[Tuple[int, Optional[str], int, Optional[str]]]) -> None:
+        """Enter (idx, name, length, reason) of rows not yet known: pending, or bad where there is a reason."""
+        now = time.time()
+        with self._lock:
+            self._begin()
+            self._db.executemany(
+                "INSERT OR IGNORE INTO samples (idx, name, length, state, reason, added, changed) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    (idx, name, length, BAD if reason else PENDING, reason, now, now)
+                    for idx, name, length, reason in samples
+                ),
+            )
+            self._commit_if_late()
+
+    def done(self, idx: int, file: str, size: int, sha256: str, attempts: int = 1) -> None:
+        """The sample's file is in its final place: ``size`` in bytes."""
+        self._write(
+            "UPDATE samples SET state = 'done', file = ?, bytes = ?, sha256 = ?, reason = NULL, attempts = ?, changed = ? WHERE idx = ?",
+            (file, size, sha256, attempts, time.time(), idx),
+        )
+
+    def failed(self, idx: int, reason: str, attempts: int = 1) -> None:
+        """The sample was given up, and why."""
+        self._write(
+            "UPDATE samples SET state = 'failed', file = NULL, bytes = NULL, sha256 = NULL, reason = ?, attempts = ?, changed = ? WHERE idx = ?",
+            (reason, attempts, time.time(), idx),
+        )
+
+    def again(self, idx: int) -> None:
+        """The sample must be extracted anew (its file is missing or wrong)."""
+        self._write(
+            "UPDATE samples SET state = 'pending', file = NULL, bytes = NULL, sha256 = NULL, reason = NULL, attempts = 0, changed = ? WHERE idx = ?",
+            (time.time(), idx),
+        )
+
+    def retry_failed(self) -> int:
+        """A new run tries again what the last one gave up; returns how many."""
+        with self._lock:
+            self._begin()
+            count = self._db.execute(
+                "UPDATE samples SET state = 'pending', reason = NULL, attempts = 0 WHERE state = 'failed'"
+            ).rowcount
+            self.commit()
+        return count
+
+    def sample(self, idx: int) -> Optional[Sample]:
+        """The book's row of a sample."""
+        with self._lock:
+            found = self._db.execute("SELECT {} FROM samples WHERE idx = ?".format(_COLUMNS), (idx,)).fetchone()
+        return Sample(*found) if found else None
+
+    def done_as(self, name: str) -> Optional[Sample]:
+        """A finished sample with the same token ids."""
+        with self._lock:
+            found = self._db.execute(
+                "SELECT {} FROM samples WHERE name = ? AND state = 'done' LIMIT 1".format(_COLUMNS), (name,)
+            ).fetchone()
+        return Sample(*found) if found else None
+
+    def samples(self, state: Optional[str] = None, page: int = 1000) -> Iterator[Sample]:
+        """All samples (of one state) by idx, a page in memory at a time."""
+        last = -1
+        clause = "AND state = ?" if state else ""
+        while True:
+            values: List[Any] = [last] + ([state] if state else []) + [page]
+            with self._lock:
+                found = self._db.execute(
+                    "SELECT {} FROM samples WHERE idx > ? {} ORDER BY idx LIMIT ?".format(_COLUMNS, clause), values
+                ).fetchall()
+            for values_of in found:
+                yield Sample(*values_of)
+            if len(found) < page:
+                return
+            last = found[-1][0]
+
+    def counts(self) -> Dict[str, int]:
+        """total, pending, done, failed, bad; tokens_total (bad rows have none), tokens_done; bytes_done."""
+        with self._lock:
+            found = self._db.execute(
+                "SELECT state, COUNT(*), TOTAL(length), TOTAL(bytes) FROM samples GROUP BY state"
+            ).fetchall()
+        result = {key: 0 for key in ("total", PENDING, DONE, FAILED, BAD, "tokens_total", "tokens_done", "bytes_done")}
+        for state, count, tokens, size in found:
+            result["total"] += count
+            result[state] += count
+            result["tokens_total"] += int(tokens)
+            if state == DONE:
+                result["tokens_done"] += int(tokens)
+                result["bytes_done"] += int(size)
+        return result
+
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    def _write(self, statement: str, values: Tuple[Any, ...]) -> None:
+        with self._lock:
+            self._begin()
+            self._db.execute(statement, values)
+            self._commit_if_late()
+
+    def _begin(self) -> None:
+        if self._since is None:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._since = time.monotonic()
+
+    def _commit_if_late(self) -> None:
+        if self._since is not None and time.monotonic() - self._since >= self._lag:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make everything entered so far durable."""
+        with self._lock:
+            if self._since is not None:
+                self._db.execute("COMMIT")
+                self._since = None
+
+    def close(self) -> None:
+        """Commit and close."""
+        with self._lock:
+            self.commit()
+            self._db.close()

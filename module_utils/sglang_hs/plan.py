@@ -1,0 +1,140 @@
+"""What a run would take: samples to do, bytes, room on the disk and in memory. Reads only."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+from . import dataset
+from .errors import HsError
+from .manifest import FILE, Manifest
+
+UNTOUCHED = "everything: production was not touched"
+
+
+def size(count: float) -> str:
+    """Bytes as disks are sold and as tools print them."""
+    if count < 1e8:
+        return "{:.1f} MB ({:.1f} MiB)".format(count / 1e6, count / 2**20)
+    return "{:,.1f} GB ({:,.1f} GiB)".format(count / 1e9, count / 2**30)
+
+
+def token_bytes(settings: Mapping[str, Any]) -> int:
+    """Bytes of one token's states: each boundary and the final state (twice where both of it are kept), and its id."""
+    states = len(settings["boundaries"]) + (2 if settings["final"] == "both" else 1)
+    return states * int(settings["model"]["hidden_size"]) * int(settings["model"]["itemsize"]) + 8
+
+
+def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Dict[str, Any]:
+    """Samples, tokens, what is left to do, and whether it fits. ``reserve``: bytes of disk to leave free. Raises HsError."""
+    found = dataset.scan(settings["dataset"], settings["model"]["vocab_size"], settings["max_prompt"], settings["cut_to"])
+    if found.bad_total and not skip_bad_rows:
+        more = "; and {} more".format(found.bad_total - 5) if found.bad_total > 5 else ""
+        raise HsError(
+            "{} of {} rows of {} are no valid samples: {}{}".format(
+                found.bad_total, found.samples + found.bad_total, settings["dataset"], "; ".join(str(bad) for bad in found.bad[:5]), more
+            ),
+            UNTOUCHED,
+            "mend the data set, or set hs_skip_bad_rows=true to go without these rows (hs_cut_to cuts long ones)",
+        )
+    if not found.samples:
+        raise HsError("no row of {} is a valid sample: {}".format(settings["dataset"], found.bad[0]), UNTOUCHED, "mend the data set")
+    done = _done(settings, found.sha256)
+    left = max(found.tokens - done["tokens"], 0)
+    each = token_bytes(settings)
+    work = done["samples"] < found.samples
+    answer: Dict[str, Any] = dict(found.facts(), done=done["samples"], left_tokens=left, bytes=left * each, work=work)
+    answer["line"] = "{:,} samples, {:,} tokens ({} to {} each){}{}".format(
+        found.samples,
+        found.tokens,
+        found.min_length,
+        found.max_length,
+        ", {:,} cut to {}".format(found.cut, settings["cut_to"]) if found.cut else "",
+        ", {:,} rows left out".format(found.bad_total) if found.bad_total else "",
+    )
+    if done["samples"]:
+        answer["line"] += "; {:,} are done".format(done["samples"])
+    answer["space_line"] = _room(settings, found, left, each, reserve) if work else "complete"
+    return answer
+
+
+def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
+    """What an earlier run left in the output folder: counted where the file is there in its size. Refuses another run's folder."""
+    output = Path(settings["output_dir"])
+    nothing = {"samples": 0, "tokens": 0}
+    if not (output / FILE).is_file():
+        if output.is_dir() and any(output.iterdir()):
+            strangers = sorted(entry.name for entry in output.iterdir())[:3]
+            raise HsError("hs_output_dir {} holds files that are not ours: {}".format(output, ", ".join(strangers)), UNTOUCHED, "set hs_output_dir to a folder of its own")
+        return nothing
+    try:
+        book = Manifest(output)
+    except sqlite3.Error as error:
+        raise HsError("{} cannot be read: {}".format(output / FILE, error), UNTOUCHED, "is its disk full or read-only?") from error
+    try:
+        known = book.identity()
+        mine = {
+            "dataset_sha256": sha256,
+            "cut_to": settings["cut_to"],
+            "hidden_size": settings["model"]["hidden_size"],
+            "boundaries": list(settings["boundaries"]),
+            "final": settings["final"],
+        }
+        other = [key for key in sorted(mine) if known and known.get(key) != mine[key]]
+        if other:
+            told = "; ".join("{}: the folder has {}, this run {}".format(key, known.get(key), mine[key]) for key in other)
+            raise HsError("the output folder {} belongs to another extraction ({})".format(output, told), UNTOUCHED, "choose another hs_output_dir, or run with what this one was made with")
+        for sample in book.samples("done"):
+            try:
+                there = sample.file is not None and (output / sample.file).stat().st_size == sample.bytes
+            except OSError:
+                there = False
+            nothing["samples"] += there
+            nothing["tokens"] += sample.length if there else 0
+    finally:
+        book.close()
+    return nothing
+
+
+def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int, reserve: float) -> str:
+    """One line on the room there is; HsError with the numbers where it is too little."""
+    output, dumps = _existing(settings["output_dir"]), _existing(settings["dump_dir"])
+    for name, place, wanted in (("hs_output_dir", output, settings["output_dir"]),):
+        if not os.access(str(place), os.W_OK | os.X_OK):
+            raise HsError("{} {} cannot be written (by this user, on this mount)".format(name, wanted), UNTOUCHED, "choose another folder, or mend its owner or mount")
+    need = left * each
+    free = _free(output)
+    # in flight at the server, as many more on their way to the output, and the one being written
+    peak = (2 * int(settings["in_flight"]) + 1) * found.max_length * each
+    memory = _free(dumps)
+    if os.stat(str(output)).st_dev == os.stat(str(dumps)).st_dev:
+        need += peak
+    if need + reserve > free:
+        raise HsError(
+            "the output needs {}, and {} are to stay free, but {} has {}".format(size(need), size(reserve), output, size(free)),
+            UNTOUCHED,
+            "free the disk, choose another hs_output_dir, or lower hs_disk_reserve_gb",
+        )
+    if peak > memory:
+        raise HsError(
+            "the dumps need up to {} at {}, but only {} are free there".format(size(peak), settings["dump_dir"], size(memory)),
+            UNTOUCHED,
+            "lower hs_in_flight or hs_cut_to, or make that file system larger (mount -o remount,size=...)",
+        )
+    return "{} to write, {} free; dumps up to {}, {} free".format(size(need), size(free), size(peak), size(memory))
+
+
+def _existing(place: str) -> Path:
+    """The nearest folder above ``place`` that exists."""
+    path = Path(place)
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _free(path: Path) -> int:
+    """Bytes free for us on the file system of ``path``."""
+    info = os.statvfs(str(path))
+    return (info.f_bfree if os.geteuid() == 0 else info.f_bavail) * info.f_frsize

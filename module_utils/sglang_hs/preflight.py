@@ -1,0 +1,166 @@
+"""Reads only: is this host, its production, its engine fit for an extraction? The answer is the run's settings, or the reason."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping
+
+from . import command, engine, gpus, model, procs, production, server
+from .errors import HsError
+from .journal import Journal, Paths
+from .production import UNTOUCHED
+
+
+def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
+    """Examine the host. Returns {settings, production, command, environment, production_command, gpus, engine, model, warnings}.
+
+    ``wanted``: the operator's settings, as the role passes them. Raises HsError with the first thing that does not fit.
+    """
+    settings = normalise(wanted)
+    _folders(settings)
+    record = production.take(settings, api_key)
+    python = settings["engine_python"] or engine.interpreter(record["argv"], record["env"], record["cwd"])
+    if not python:
+        raise HsError("the Python of {} cannot be told from its command line".format(record["argv"][:2]), UNTOUCHED, "set hs_engine_python to the Python that runs SGLang")
+    installed = engine.describe(python, record["env"], record["cwd"])
+    flags = engine.Flags(python, record["env"], record["cwd"])
+    try:
+        facts = _examine(settings, record)
+    finally:
+        known = flags.result()
+    argv = command.extraction(record["argv"], known, int(settings["extraction_port"]), settings["attention_backend"], settings["drop_arguments"], settings["extra_arguments"])
+    settings.update(engine_python=python, engine=installed, model=facts["model"], max_prompt=facts["max_prompt"], command=argv, tensor_parallel=command.tensor_parallel(argv))
+    lib = str(Paths(settings["state_dir"]).lib)
+    return {
+        "settings": settings,
+        "production": production.summary(record),
+        "production_command": _without_secrets(record["argv"]),
+        "production_pid": record.get("pid"),
+        "unit": record["unit"] if record["kind"] == "systemd" else None,
+        "command": argv,
+        "environment": command.environment(settings, lib, record["env"]),
+        "user": _user(record),
+        "cwd": record["cwd"],
+        "gpus": gpus.inventory(),
+        "systemd": production.has_systemd(),
+        "python": sys.executable,  # runs the restore program: this very interpreter is known to work
+    }
+
+
+def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """The wishes with numbers as numbers: YAML, the command line and older Ansibles each hand some of them over as text."""
+    settings = dict(wanted)
+    settings["boundaries"] = [_number("boundaries", boundary) for boundary in settings["boundaries"]]
+    for key in ("production_port", "extraction_port", "stop_timeout", "launch_timeout", "production_timeout", "in_flight", "retries", "error_budget", "request_timeout", "canary_sequences", "canary_positions"):
+        settings[key] = _number(key, settings[key])
+    settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
+    settings["window_s"] = seconds(str(settings["window"]))
+    return settings
+
+
+def _number(name: str, given: Any) -> int:
+    try:
+        return int(given)
+    except (TypeError, ValueError):
+        raise HsError("hs_{} holds {!r}, which is no whole number".format(name, given), UNTOUCHED, "correct it in the inventory") from None
+
+
+def seconds(text: str) -> float:
+    """A length of time: ``6h``, ``90m``, ``45s`` or ``1h30m``; a bare number is seconds."""
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
+    total = sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1))) if match else 0
+    if total <= 0:
+        raise HsError("hs_window holds {!r}, which is no length of time".format(text), UNTOUCHED, "write it as 6h, 90m or 1h30m")
+    return float(total)
+
+
+def _examine(settings: Mapping[str, Any], record: Mapping[str, Any]) -> Dict[str, Any]:
+    """Production healthy, model there, boundaries inside it, extraction port free, no stranger on a GPU."""
+    info: Dict[str, Any] = {}
+    if record["expected"] == "running":
+        reason = server.healthy(record["url"], record["api_key"])
+        if reason:
+            raise HsError("production runs ({}) but is not healthy: {}".format(record["pid"], reason), UNTOUCHED, "mend it first: what is not healthy before cannot be shown to be healthy after")
+        info = server.server_info(record["url"], record["api_key"])
+    path = settings["model_path"] or command.model_path(record["argv"])
+    if not path:
+        raise HsError("production's command line names no model", UNTOUCHED, "set hs_model_path")
+    path = os.path.normpath(os.path.join(record["cwd"], path))
+    described = model.describe(path, command.value(record["argv"], "--dtype") or "auto")
+    _boundaries(settings, described)
+    port = int(settings["extraction_port"])
+    taken = procs.listeners(port)
+    if taken:
+        who = taken[0].process.describe() if taken[0].process else "a process that we may not see"
+        raise HsError("the extraction server's port {} is taken by {}".format(port, who), UNTOUCHED, "set hs_extraction_port to a free one")
+    ours = {process.pid for process in production.members(record)}
+    for pid in gpus.strangers(ours):
+        process = procs.read(pid)
+        raise HsError(
+            "a GPU is used by {}".format(process.describe() if process else "pid {} (of another container?)".format(pid)),
+            UNTOUCHED + "; a stranger's process is never killed",
+            "ask its owner to end it, then start again",
+        )
+    # the server takes a little less than its context; its own figure, where it tells one, is the truth
+    context = int(command.value(record["argv"], "--context-length") or described["max_position"])
+    own = [int(info[key]) for key in ("max_req_input_len",) if info.get(key)]
+    pool = [int(info[key]) for key in ("max_total_num_tokens", "max_total_tokens") if info.get(key)]
+    return {"model": described, "max_prompt": min(own + [context - 8] + [tokens - 8 for tokens in pool])}
+
+
+def _boundaries(settings: Mapping[str, Any], described: Mapping[str, Any]) -> None:
+    boundaries = settings["boundaries"]
+    last = described["num_layers"] - 1
+    wrong = [boundary for boundary in boundaries if not 0 <= boundary <= last]
+    if not boundaries or wrong or sorted(set(boundaries)) != list(boundaries):
+        raise HsError(
+            "hs_boundaries {} does not fit a model of {} layers".format(boundaries, described["num_layers"]),
+            UNTOUCHED,
+            "give ascending numbers from 0 to {}: boundary i is the residual stream before layer i".format(last),
+        )
+
+
+def _folders(settings: Mapping[str, Any]) -> None:
+    """Folders that we write to, and later clean, must be plain ones of their own."""
+    places: List[str] = [str(settings[key]) for key in ("state_dir", "dump_dir", "output_dir")]
+    for name, place in zip(("hs_state_dir", "hs_dump_dir", "hs_output_dir"), places):
+        path = Path(place)
+        if not path.is_absolute() or os.path.normpath(place) in ("/", "/dev/shm", "/tmp", "/root", "/home", "/var", "/var/lib", "/etc", "/usr"):
+            raise HsError("{} is {!r}: not a folder of its own".format(name, place), UNTOUCHED, "set it to an absolute path below such a folder")
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise HsError("{} {} is a link or no folder".format(name, place), UNTOUCHED, "give the place itself, or another one")
+    marker = Path(places[1])
+    if marker.is_dir() and any(marker.iterdir()) and not (marker / "attached").is_dir():
+        raise HsError("hs_dump_dir {} holds files that are not ours".format(marker), UNTOUCHED, "set hs_dump_dir to a folder of its own; it is emptied after a run")
+
+
+def _user(record: Mapping[str, Any]) -> str:
+    try:
+        return pwd.getpwuid(int(record["uid"])).pw_name
+    except KeyError:
+        return str(record["uid"])
+
+
+def _without_secrets(argv: List[str]) -> List[str]:
+    shown = list(argv)
+    for index, word in enumerate(shown):
+        name, equals, _ = word.partition("=")
+        if name in ("--api-key", "--admin-api-key"):
+            if equals:
+                shown[index] = name + "=(hidden)"
+            elif index + 1 < len(shown):
+                shown[index + 1] = "(hidden)"
+    return shown
+
+
+def open_run(state_dir: str) -> Dict[str, Any]:
+    """The run that is open on this host: {run_id, operator, holder, restoring, settings, ...}; {} when none is."""
+    journal = Journal.load(Paths(state_dir))
+    if journal is None:
+        return {}
+    keys = ("run_id", "operator", "opened", "deadline", "view", "wanted")
+    return {**{key: journal.document.get(key) for key in keys}, "holder": journal.holder, "restoring": journal.restoring, "settings": journal.settings}

@@ -1,0 +1,307 @@
+"""The only code that brings production back. The role, the guard, the boot and the operator's shell all run this.
+
+It decides from the journal and from what it sees, records each step before and after, never skips a step because another one
+failed, may be started twice or killed at any point, and says the truth in its last line and exit code.
+
+    stop the client and the extraction server -> GPUs free -> source as it was -> production -> real generations -> disarm -> unlock
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import fsio, procs, production, server, source_edit, spawn, steps
+from .errors import HsError
+from .jobs import Job
+from .journal import Journal, Paths, boot_id
+
+RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
+RETRY_AFTER = 60.0
+UNIT_FOLDERS = ("/run/systemd/system", "/etc/systemd/system")
+
+
+class Report:
+    """What a restore found and did."""
+
+    def __init__(self) -> None:
+        self.lines: List[str] = []
+        self.failures: List[str] = []
+        self.changed = False
+        self.run_id: Optional[str] = None
+
+    def say(self, line: str, changed: bool = False) -> None:
+        """One more line for the operator."""
+        self.lines.append(line)
+        self.changed = self.changed or changed
+
+    def as_dict(self) -> Dict[str, Any]:
+        """For JSON."""
+        return {"lines": self.lines, "failures": self.failures, "changed": self.changed, "failed": bool(self.failures), "run_id": self.run_id}
+
+
+def restore(state_dir: str, why: str, run_id: str = "") -> Report:
+    """Bring production back and close the run. ``run_id``: only if that run is the open one. Waits for a restore at work."""
+    paths = Paths(state_dir)
+    report = Report()
+    if not paths.state.is_dir():
+        report.say("no run has ever been begun on this host: nothing to restore")
+        return report
+    with fsio.mutex(paths.state / ".restore", 7200):
+        journal = Journal.load(paths)
+        if journal is None:
+            _without_journal(paths, report)
+            return report
+        if run_id and journal.run_id != run_id:
+            report.say("the host is held by {}; run {} has nothing to restore here".format(journal.holder, run_id))
+            return report
+        report.run_id = journal.run_id
+        _restore(paths, journal, why, report)
+    return report
+
+
+def _restore(paths: Paths, journal: Journal, why: str, report: Report) -> None:
+    journal.record("restore", "begun", why, lease=7200)
+    # a forward step that is at work sees the record and ends; it is bounded in time, so is our patience
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(fsio.mutex(paths.mutex, 180))
+        except HsError:
+            report.say("a step of this run does not let go of its lock; going on without it")
+        # that step may have written to the journal since
+        journal.document = (Journal.load(paths) or journal).document
+        work: List[Tuple[str, Callable[[Paths, Journal, Report], None]]] = [
+            ("stop extraction", _stop_extraction),
+            ("free GPUs", _free_gpus),
+            ("restore source", _restore_source),
+            ("start production", _start_production),
+            ("check production", _check_production),
+        ]
+        for name, function in work:
+            try:
+                with journal.step("restore: " + name, 7200):
+                    function(paths, journal, report)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the steps after it still run
+                text = error.what if isinstance(error, HsError) else "{}: {}".format(type(error).__name__, error)
+                advice = " Next: " + error.next if isinstance(error, HsError) and error.next else ""
+                report.failures.append("{}: {}{}".format(name, text, advice))
+        if report.failures:
+            tries = int(journal.document.get("restore_tries", 0)) + 1
+            journal.document.update(restore_tries=tries, retry_at=time.time() + RETRY_AFTER)
+            journal.record("restore", "failed", "; ".join(report.failures)[:1000], lease=RETRY_AFTER)
+            return
+        journal.record("restore", "done", why)
+        report.changed = True
+        _disarm(report)
+        with contextlib.suppress(OSError):
+            _keep_result(paths, journal)
+        journal.close("restored", why)
+        report.say("run {} is closed, the host is free".format(journal.run_id))
+
+
+def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
+    patience = float(journal.settings["stop_timeout"])
+    failures = []
+    for name in ("client", "server"):
+        try:
+            if Job(name, journal.folder).stop(min(patience, 30)):
+                report.say("stopped the extraction {}".format(name), changed=True)
+        except HsError as error:
+            failures.append(str(error))
+    if steps.clear_dumps(Path(journal.settings["dump_dir"])):
+        report.say("removed the dump folder {}".format(journal.settings["dump_dir"]), changed=True)
+    if failures:
+        raise HsError("; ".join(failures))
+
+
+def _free_gpus(paths: Paths, journal: Journal, report: Report) -> None:
+    job = Job("server", journal.folder)
+    production.wait_released(job.members(), int(journal.settings["extraction_port"]), float(journal.settings["stop_timeout"]))
+
+
+def _restore_source(paths: Paths, journal: Journal, report: Report) -> None:
+    undo_all(paths, report)
+
+
+def edited_files(backup: Path) -> List[str]:
+    """The files of which the backup folder has a record: those that are, or were, edited."""
+    records = (fsio.read_json(file) for file in sorted(backup.glob("*.json"))) if backup.is_dir() else iter(())
+    return [record["real_path"] for record in records if isinstance(record, dict) and "real_path" in record]
+
+
+def undo_all(paths: Paths, report: Report) -> None:
+    """Give every edited file its own bytes back."""
+    failures = []
+    for path in edited_files(paths.backup):
+        try:
+            undone = source_edit.undo(path, str(paths.backup))
+            report.say(undone["msg"], changed=undone["changed"])
+        except source_edit.EditRefused as error:
+            failures.append(str(error))
+    if failures:
+        raise HsError("; ".join(failures))
+
+
+def _start_production(paths: Paths, journal: Journal, report: Report) -> None:
+    record = steps.production_record(paths)
+    if record["expected"] == "stopped":
+        report.say("production was down on purpose before the run and stays down")
+        return
+    found = procs.listeners(int(record["port"]))
+    if found:
+        same = production.running(record) is not None
+        if not same and server.healthy(record["url"], record["api_key"]) is not None:
+            who = found[0].process.describe() if found[0].process else "a process that we may not see"
+            raise HsError("production's port {} is held by {}, which does not answer as a model server".format(record["port"], who), next="end it, or ask its owner; then run playbooks/restore.yml")
+        report.say("production runs as before" if same else "somebody else started a server on production's port and it answers; left alone")
+        return
+    family = production.members(record)
+    if family:
+        production.stop(record, float(journal.settings["stop_timeout"]))  # it lives but listens no more: it was being stopped
+    process = production.start(record, paths.run(journal.run_id) / "production.log")
+    report.say("started production: {}".format(production.summary(record).partition("; it comes back by ")[2]), changed=True)
+    if process is not None:
+        fsio.write_json(paths.production, dict(record, pid=process.pid, start=process.start))
+
+
+def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
+    record = steps.production_record(paths)
+    if record["expected"] == "stopped":
+        return
+    process = procs.read(int(record["pid"])) if record["kind"] == "process" else None
+    production.wait(record, process, float(journal.settings["production_timeout"]))
+    report.say("production answers on {}".format(record["url"]))
+
+
+def _disarm(report: Report) -> None:
+    """Take the guard away: with systemd its timer and every unit of the run; without, it ends by itself with the journal."""
+    if not production.has_systemd():
+        return
+    subprocess.run(["systemctl", "disable", "--now", "sglang-hs-guard.timer"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    for folder in UNIT_FOLDERS:
+        for unit in sorted(Path(folder).glob("sglang-hs-*")):
+            if not unit.is_dir():
+                unit.unlink()
+    subprocess.run(["systemctl", "daemon-reload"], check=False)
+    subprocess.run(["systemctl", "reset-failed", "sglang-hs-*"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+def _keep_result(paths: Paths, journal: Journal) -> None:
+    """Secrets go with the run: what the jobs were started from holds production's environment."""
+    for name in ("server", "client"):
+        for file in (Job(name, journal.folder).spec_file, Job(name, journal.folder).environment_file):
+            with contextlib.suppress(FileNotFoundError):
+                file.unlink()
+
+
+def _without_journal(paths: Paths, report: Report) -> None:
+    """No run is open. Still: a source that is edited (somebody removed the journal by hand) and a lock without a journal are mended."""
+    try:
+        undo_all(paths, report)
+    except HsError as error:
+        report.failures.append(str(error))
+    if paths.lock.exists() and not report.failures:
+        paths.lock.unlink()
+        report.say("removed a lock without a journal (a run died before it began)", changed=True)
+    record = fsio.read_json(paths.production)
+    if not record:
+        report.say("no run is open: nothing to restore")
+        return
+    if record["expected"] == "stopped":
+        report.say("no run is open; production is down on purpose")
+        return
+    reason = server.healthy(record["url"], record["api_key"])
+    if reason is None:
+        report.say("no run is open; production answers on {}".format(record["url"]))
+    else:
+        report.failures.append("no run is open, so nothing here stopped production, but it does not answer: {}".format(reason))
+
+
+def due(journal: Journal, now: float) -> Optional[str]:
+    """Why the guard must restore now, or None: the dead-man's switch, in one function."""
+    document = journal.document
+    if document["boot_id"] != boot_id():
+        return "the host was rebooted during the run"
+    if journal.restoring:
+        if journal.last("restore") == "failed" and (int(document.get("restore_tries", 0)) >= RETRIES or now < document.get("retry_at", 0)):
+            return None
+        return "a restore did not finish"
+    if now > document["deadline"]:
+        return "the window closed"
+    server_state = Job("server", journal.folder).state()
+    client_state = Job("client", journal.folder).state()
+    if journal.last("launch") is not None and server_state["asked"] and not server_state["running"] and now - server_state["ended"] > 20:
+        return "the extraction server ended with status {}".format(server_state["code"])
+    if journal.last("extract") is not None:
+        if client_state["running"]:
+            return None
+        if client_state["asked"] and now - client_state["ended"] > 20:
+            return "the extraction ended and nobody brought production back"
+    if now > document["lease"]["until"]:
+        return "nobody went on after step {!r}".format(document["lease"]["step"])
+    return None
+
+
+def guard_once(state_dir: str) -> Optional[Report]:
+    """One look of the guard; restores when that is due. None when nothing was to do."""
+    paths = Paths(state_dir)
+    journal = Journal.load(paths)
+    if journal is None:
+        return Report() if paths.lock.exists() and time.time() - paths.lock.stat().st_mtime < 60 else None
+    if journal.restoring:
+        try:
+            with fsio.mutex(paths.state / ".restore", 0):
+                pass
+        except HsError:
+            return Report()  # a restore is at work
+    why = due(journal, time.time())
+    if why is None:
+        return Report()
+    return restore(state_dir, "guard: " + why, journal.run_id)
+
+
+def guard(state_dir: str, period: float = 1.0) -> None:
+    """Watch until no run is open (hosts without systemd)."""
+    while True:
+        try:
+            report = guard_once(state_dir)
+        except Exception as error:  # noqa: BLE001 - the guard must outlive whatever it meets
+            print("{} guard: {}: {}".format(time.strftime("%H:%M:%S"), type(error).__name__, error), flush=True)
+            report = Report()
+        if report is None:
+            return
+        for line in report.lines + report.failures:
+            print("{} {}".format(time.strftime("%H:%M:%S"), line), flush=True)
+        time.sleep(period)
+
+
+def start_detached(state_dir: str, why: str, run_id: str) -> None:
+    """Start the installed program in a session of its own: neither a broken link nor the controller's end stops it."""
+    paths = Paths(state_dir)
+    report = paths.state / "restore.report.json"
+    with contextlib.suppress(FileNotFoundError):
+        report.unlink()
+    words = ["restore", "--state-dir", state_dir, "--why", why, "--report", str(report)] + (["--run-id", run_id] if run_id else [])
+    process = spawn.detached(spawn.program(paths.lib, *words), str(paths.state / "restore.log"))
+    fsio.write_json(paths.state / "restore.pid.json", {"pid": process.pid, "start": process.start})
+
+
+def outcome(state_dir: str) -> Dict[str, Any]:
+    """How the restore that :func:`start_detached` began is doing: {finished, failed, line, lines, changed}."""
+    paths = Paths(state_dir)
+    report = fsio.read_json(paths.state / "restore.report.json")
+    if report is not None:
+        return {"finished": True, "failed": report["failed"], "line": "; ".join(report["failures"] or report["lines"]), "lines": report["lines"], "changed": report["changed"]}
+    started = fsio.read_json(paths.state / "restore.pid.json") or {"pid": 0, "start": 0}
+    journal = Journal.load(paths)
+    if procs.alive(started["pid"], started["start"]):
+        last = journal.document["steps"][-1] if journal else {"step": "restore", "state": "begun"}
+        return {"finished": False, "failed": False, "line": "{} {}".format(last["step"], last["state"]), "lines": []}
+    if journal is None:
+        return {"finished": True, "failed": False, "line": "the run is closed", "lines": ["the run is closed"]}
+    last_words = " | ".join(spawn.last_lines(paths.state / "restore.log", 4))
+    return {"finished": True, "failed": True, "line": "the restore program ended without a report: {}".format(last_words), "lines": []}

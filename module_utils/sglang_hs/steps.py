@@ -1,0 +1,312 @@
+"""The forward steps of a run on the target: begin, stop, launch, extract - each recorded before and after, each safe to repeat.
+
+None of them goes on once a restore has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+from . import command, fsio, procs, production, server, spawn
+from .errors import HsError
+from .jobs import Job
+from .journal import GRACE, Journal, Paths
+
+DUMP_FOLDERS = ("attached", "want", "done", "failed")
+
+
+def begin(state_dir: str, settings: Mapping[str, Any], wanted: Mapping[str, Any], operator: str, api_key: str = "", take_over: bool = False) -> Dict[str, Any]:
+    """Take the host's lock, open the journal, record production, set the guard on watch. {run_id, attached, changed}.
+
+    A run of the same operator with the same wishes that is still open is *attached to*: the steps that are done are not done again.
+    """
+    paths = Paths(state_dir)
+    paths.make()
+    with fsio.mutex(paths.mutex, 30):
+        journal = Journal.load(paths)
+        if journal is not None:
+            may_attach(journal, wanted, operator, take_over)
+            journal.record("begin", "done", "attached by {}".format(operator))
+            watch(paths, journal)
+            return {"run_id": journal.run_id, "attached": True, "changed": False}
+        record = production.take(settings, api_key)
+        journal = Journal.open(paths, operator, dict(settings), float(settings["window_s"]))
+        journal.document["wanted"] = dict(wanted)
+        fsio.write_json(paths.production, dict(record, run_id=journal.run_id))
+        journal.record("begin", "done")
+        watch(paths, journal)
+        return {"run_id": journal.run_id, "attached": False, "changed": True}
+
+
+def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_over: bool) -> None:
+    """HsError unless this operator may go on with the open run."""
+    if journal.restoring:
+        raise HsError(
+            "run {} is being restored right now, or its restore failed: {}".format(journal.run_id, journal.holder),
+            "everything",
+            "run playbooks/restore.yml: it waits for the restore, or finishes it, and tells what is wrong",
+        )
+    if journal.document["operator"] != operator and not take_over:
+        raise HsError(
+            "another operator's run is open on this host: {}".format(journal.holder),
+            "everything: that run goes on",
+            "ask them; to go on with their run yourself set hs_take_over=true; to end it run playbooks/restore.yml",
+        )
+    if journal.document.get("wanted") != dict(wanted):
+        theirs = journal.document.get("wanted") or {}
+        other = sorted(key for key in set(theirs) | set(wanted) if theirs.get(key) != wanted.get(key))
+        raise HsError(
+            "run {} is open with other settings: {}".format(journal.run_id, ", ".join("{}={!r} there, {!r} here".format(key, theirs.get(key), wanted.get(key)) for key in other)),
+            "everything: that run goes on",
+            "give the same settings to go on with it, or end it with playbooks/restore.yml",
+        )
+
+
+def watch(paths: Paths, journal: Journal) -> None:
+    """Without systemd: the guard as a process of its own session (with systemd it is a timer, made by the role)."""
+    if production.has_systemd():
+        return
+    found = journal.document.get("guard") or {}
+    if found and procs.alive(found["pid"], found["start"]):
+        return
+    process = spawn.detached(spawn.program(paths.lib, "guard", "--state-dir", str(paths.state)), str(journal.folder / "guard.log"))
+    journal.document["guard"] = {"pid": process.pid, "start": process.start}
+    journal.save()
+
+
+def forward(paths: Paths, run_id: str) -> Journal:
+    """The open run, if it may go forward."""
+    journal = Journal.require(paths, run_id)
+    if journal.restoring:
+        raise HsError("a restore of run {} has begun; no step goes forward any more".format(run_id), "production, which is on its way back", "wait for the restore, then start playbooks/extract.yml again")
+    return journal
+
+
+def note(state_dir: str, run_id: str, step: str, state: str, detail: str, lease: float) -> None:
+    """A record for a step that Ansible itself does (the edit)."""
+    paths = Paths(state_dir)
+    with fsio.mutex(paths.mutex, 30):
+        forward(paths, run_id).record(step, state, detail, lease)
+
+
+def production_record(paths: Paths) -> Dict[str, Any]:
+    """production.json. Raises HsError when it is missing."""
+    record = fsio.read_json(paths.production)
+    if not isinstance(record, dict):
+        raise HsError("{} is missing: how production was started is not known".format(paths.production), next="start production by hand, then run playbooks/restore.yml")
+    return record
+
+
+def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
+    """Stop production. {changed, said}."""
+    paths = Paths(state_dir)
+    with fsio.mutex(paths.mutex, 30):
+        journal = forward(paths, run_id)
+        settings = journal.settings
+        record = production_record(paths)
+        if record["expected"] == "stopped":
+            return {"changed": False, "said": ["production is down on purpose"]}
+        process = production.running(record)
+        if process is not None and (process.pid, process.start) != (record["pid"], record["start"]):
+            record = dict(production.take(settings, record["api_key"]), run_id=run_id)  # restarted a moment ago
+            fsio.write_json(paths.production, record)
+        patience = float(settings["stop_timeout"])
+        running = bool(production.members(record))
+        with journal.step("stop", 2 * patience + 300):
+            said = production.stop(record, patience)
+        return {"changed": running, "said": said or ["production was stopped already"]}
+
+
+def launch(state_dir: str, run_id: str) -> Dict[str, Any]:
+    """Start the extraction server and let go; :func:`progress` tells when it is ready. {changed, said}."""
+    paths = Paths(state_dir)
+    with fsio.mutex(paths.mutex, 30):
+        journal = forward(paths, run_id)
+        settings = journal.settings
+        record = production_record(paths)
+        job = Job("server", journal.folder)
+        if job.state()["running"]:
+            return {"changed": False, "said": ["the extraction server runs already"]}
+        dump_folder(Path(settings["dump_dir"]), int(record["uid"]), int(record["gid"]))
+        env = command.inherited(record["env"])
+        env.update(command.environment(settings, str(paths.lib), record["env"]))
+        spec = {key: record[key] for key in ("cwd", "uid", "gid", "groups", "umask", "limits") if key in record}
+        job.prepare(dict(spec, argv=settings["command"], env=env))
+        journal.record("launch", "begun", lease=float(settings["launch_timeout"]) + GRACE)
+        job.start(paths.lib)
+        return {"changed": True, "said": ["log: {}".format(job.log)]}
+
+
+def dump_folder(folder: Path, uid: int, gid: int) -> None:
+    """An empty dump folder for the server's user alone. Leftovers of a dead run are removed, strangers' files never."""
+    clear_dumps(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place in (folder, *(folder / name for name in DUMP_FOLDERS)):
+        place.mkdir(mode=0o700, exist_ok=True)
+        if os.geteuid() == 0:
+            os.chown(str(place), uid, gid)
+
+
+def clear_dumps(folder: Path) -> bool:
+    """Remove what a run left in the dump folder, and the folder itself when nothing else is in it."""
+    if folder.is_symlink() or not (folder / "attached").is_dir():
+        return False
+    for name in DUMP_FOLDERS:
+        if not (folder / name).is_symlink():
+            shutil.rmtree(str(folder / name), ignore_errors=True)
+    with contextlib.suppress(OSError):  # a mount point, or a stranger's file: it stays
+        folder.rmdir()
+    return True
+
+
+def ready(journal: Journal) -> Dict[str, Any]:
+    """Whether the extraction server is: {finished, failed, line}. Ready = every rank's helper attached, and real generations."""
+    settings = journal.settings
+    job = Job("server", journal.folder)
+    state = job.state()
+    attached = Path(settings["dump_dir"]) / "attached"
+    refused = sorted(attached.glob("refused-*.json")) if attached.is_dir() else []
+    if refused:
+        reason = (fsio.read_json(refused[0]) or {}).get("reason", "no reason given")
+        return {"finished": True, "failed": True, "line": "the capture helper refused this server: {}".format(reason)}
+    if not state["running"]:
+        last = " | ".join(spawn.last_lines(job.log, 6))
+        return {"finished": True, "failed": True, "line": "the extraction server ended with status {} while starting. Its log ends: {}".format(state["code"], last or "(empty)")}
+    ranks = sorted(attached.glob("rank*.json")) if attached.is_dir() else []
+    if len(ranks) < int(settings["tensor_parallel"]):
+        seen = spawn.last_lines(job.log, 1)
+        return {"finished": False, "failed": False, "line": "loading ({} of {} ranks attached): {}".format(len(ranks), settings["tensor_parallel"], seen[-1][:120] if seen else "no output yet")}
+    for rank in ranks:
+        said = fsio.read_json(rank) or {}
+        if [int(boundary) for boundary in said.get("boundaries", [])] != list(settings["boundaries"]) or said.get("final") != settings["final"]:
+            return {"finished": True, "failed": True, "line": "{} attached with other boundaries than asked for: {}".format(rank.name, said)}
+    reason = server.healthy("http://127.0.0.1:{}".format(settings["extraction_port"]), timeout=60)
+    if reason:
+        return {"finished": False, "failed": False, "line": "attached; warming up: {}".format(reason[:120])}
+    first = fsio.read_json(ranks[0]) or {}
+    return {"finished": True, "failed": False, "line": "ready: layout {}, boundaries {}, final {}, {} rank{}".format(first.get("layout"), first.get("boundaries"), first.get("final"), len(ranks), "s" * (len(ranks) > 1))}
+
+
+def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
+    """Start the client (canary first, then the data) and let go. {changed, said}."""
+    paths = Paths(state_dir)
+    with fsio.mutex(paths.mutex, 30):
+        journal = forward(paths, run_id)
+        if journal.last("launch") != "done":
+            raise HsError("the extraction server was not launched in run {}".format(run_id), next="start playbooks/extract.yml from its beginning")
+        job = Job("client", journal.folder)
+        state = job.state()
+        result = fsio.read_json(journal.folder / "result.json") or {}
+        if state["running"] or (state["asked"] and result.get("outcome") == "complete"):
+            return {"changed": False, "said": ["the client runs already"]}
+        with contextlib.suppress(FileNotFoundError):
+            (journal.folder / "result.json").unlink()
+        record = production_record(paths)
+        spec_file = journal.folder / "client.spec.json"
+        fsio.write_json(spec_file, client_spec(journal))
+        env = command.inherited(record["env"])
+        path = record["env"].get("PYTHONPATH", "")
+        env.update(PYTHONPATH=str(paths.lib) + (":" + path if path else ""), CUDA_VISIBLE_DEVICES="", PYTHONUNBUFFERED="1")
+        env.pop("SGLANG_HS_DUMP_DIR", None)
+        argv = [journal.settings["engine_python"], "-m", "sglang_hs_client", "run", "--spec", str(spec_file)]
+        job.prepare({"argv": argv, "env": env, "cwd": str(journal.folder)})
+        journal.record("extract", "begun")
+        job.start(paths.lib)
+        return {"changed": True, "said": ["log: {}".format(job.log)]}
+
+
+def client_spec(journal: Journal) -> Dict[str, Any]:
+    """What the client is told."""
+    settings = journal.settings
+    model = settings["model"]
+    times = {(record["step"], record["state"]): record["at"] for record in journal.document["steps"]}
+    load = times.get(("launch", "done"), 0) - times.get(("launch", "begun"), 0)
+    return {
+        "run_id": journal.run_id,
+        "run_dir": str(journal.folder),
+        "server": "http://127.0.0.1:{}".format(settings["extraction_port"]),
+        "dataset": settings["dataset"],
+        "output_dir": settings["output_dir"],
+        "dump_dir": settings["dump_dir"],
+        "boundaries": settings["boundaries"],
+        "final": settings["final"],
+        "cut_to": settings["cut_to"],
+        "in_flight": settings["in_flight"],
+        "retries": settings["retries"],
+        # rows that the operator chose to go without are no errors
+        "error_budget": settings["error_budget"] + settings["bad_rows"],
+        "request_timeout_s": settings["request_timeout"],
+        "canary": {"sequences": settings["canary_sequences"], "positions": settings["canary_positions"]},
+        "model_path": model["path"],
+        "hidden_size": model["hidden_size"],
+        "vocab_size": model["vocab_size"],
+        "max_prompt": settings["max_prompt"],
+        # production needs about as long to load as the extraction server did; the rest is for stopping and checking
+        "stop_taking_work_at": journal.document["deadline"] - 1.5 * load - float(settings["stop_timeout"]),
+        "provenance": {
+            "engine": settings["engine"],
+            "model": model,
+            "launch": {"argv": settings["command"], "environment": settings["extraction_env"]},
+            "operator": journal.document["operator"],
+            "tensor_parallel": settings["tensor_parallel"],
+        },
+    }
+
+
+def extracted(journal: Journal) -> Dict[str, Any]:
+    """How the client is doing: {finished, failed, line, result, progress}."""
+    job = Job("client", journal.folder)
+    state = job.state()
+    progress = fsio.read_json(journal.folder / "progress.json") or {}
+    result = fsio.read_json(journal.folder / "result.json") or {}
+    if state["running"]:
+        gone = Job("server", journal.folder).state()
+        if not gone["running"] and not result:
+            last = " | ".join(spawn.last_lines(Job("server", journal.folder).log, 4))
+            return {"finished": False, "failed": False, "line": "the extraction server ended (status {}): {}".format(gone["code"], last), "result": {}, "progress": progress}
+        return {"finished": False, "failed": False, "line": progress_line(progress), "result": {}, "progress": progress}
+    if not result:
+        last = " | ".join(spawn.last_lines(job.log, 6))
+        return {"finished": True, "failed": True, "line": "the client ended with status {} and no result. Its log ends: {}".format(state["code"], last or "(empty)"), "result": {}, "progress": progress}
+    failed = result.get("outcome") != "complete"
+    return {"finished": True, "failed": failed, "line": str(result.get("message", result)), "result": result, "progress": progress}
+
+
+def progress_line(progress: Mapping[str, Any]) -> str:
+    """One line for a person."""
+    if not progress:
+        return "the client starts"
+    if progress.get("phase") == "canary":
+        return "canary: {}".format(progress.get("message") or "proving the states before the data set")
+    eta = progress.get("eta_s")
+    return "{}/{} samples, {} tokens, {:.0f} tokens/s, {:.1f} MB/s{}{}".format(
+        progress.get("done", 0),
+        progress.get("total", 0),
+        progress.get("tokens_done", 0),
+        progress.get("tokens_per_s") or 0,
+        (progress.get("bytes_per_s") or 0) / 1e6,
+        ", {} in quarantine".format(progress["quarantined"]) if progress.get("quarantined") else "",
+        "" if eta is None else ", {:.0f} s left".format(eta),
+    )
+
+
+def progress(state_dir: str, run_id: str, what: str) -> Dict[str, Any]:
+    """How ``launch`` or ``extract`` is doing; writes the step's end into the journal when it is over. {finished, failed, line, ...}."""
+    paths = Paths(state_dir)
+    journal = Journal.require(paths, run_id)
+    found = ready(journal) if what == "launch" else extracted(journal)
+    if what == "launch" and not found["finished"]:
+        begun = max(record["at"] for record in journal.document["steps"] if record["step"] == "launch" and record["state"] == "begun")
+        if time.time() - begun > float(journal.settings["launch_timeout"]):
+            found.update(finished=True, failed=True, line="not ready after {} s (hs_launch_timeout); it was at: {}".format(journal.settings["launch_timeout"], found["line"]))
+    if found["finished"] and journal.last(what) == "begun":
+        with fsio.mutex(paths.mutex, 30):
+            forward(paths, run_id).record(what, "failed" if found["failed"] else "done", found["line"][:500])
+    return found
+
+

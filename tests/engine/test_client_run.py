@@ -1,0 +1,417 @@
+"""The whole client against the breakable engine: exact results, planted faults refused, failures that lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+import torch
+from fake_engine import HIDDEN, VOCAB, Engine
+from safetensors import safe_open
+from sglang_hs.dataset import sequence_name
+from sglang_hs.manifest import Manifest
+from sglang_hs_capture import hooks, recorder
+from sglang_hs_client import dumpfile, output
+from sglang_hs_client.run import Run
+from sglang_hs_client.spec import parse
+
+ROWS = [[(7 * row + 3 * place) % VOCAB for place in range(5 + row % 9)] for row in range(24)]
+ROWS[11] = list(ROWS[2])
+ROWS[17] = list(ROWS[2])
+
+
+class Setup:
+    """An engine, a data set and a specification in ``folder``."""
+
+    def __init__(self, folder: Path, **engine: Any) -> None:
+        self.folder = folder
+        self.engine = Engine(folder, **engine)
+        self.output = folder / "out"
+        self.dataset = folder / "data.jsonl"
+        self.write_rows([{"input_ids": ids, "loss_mask": [place % 2 for place in range(len(ids))]} for ids in ROWS])
+        self.document: Dict[str, Any] = {
+            "server": self.engine.url,
+            "dataset": str(self.dataset),
+            "output_dir": str(self.output),
+            "dump_dir": str(self.engine.dump),
+            "boundaries": [1, 3],
+            "final": engine.get("final", "pre_norm"),
+            "in_flight": 3,
+            "retries": 1,
+            "request_timeout_s": 5,
+            "dump_wait_s": 2,
+            "outage_s": 1,
+            "canary": {"sequences": 3, "positions": 64},
+            "model_path": str(self.engine.checkpoint),
+            "hidden_size": HIDDEN,
+            "vocab_size": VOCAB,
+            "max_prompt": 100,
+            "run_dir": str(folder / "run"),
+            "run_id": "test",
+            "provenance": {"who": "a test"},
+        }
+
+    def write_rows(self, rows: List[Any]) -> None:
+        self.dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(self, **changes: Any) -> Tuple[int, Dict[str, Any]]:
+        code = Run(parse(dict(self.document, **changes))).execute()
+        return code, json.loads((self.folder / "run" / "result.json").read_text())
+
+    def check(self, rows: List[List[int]] = ROWS) -> None:
+        """Every sample is there once, whole, and right."""
+        assert sorted(os.listdir(str(self.output / "hidden_states"))) == sorted("hs_{}.safetensors".format(idx) for idx in range(len(rows)))
+        for idx, ids in enumerate(rows):
+            path = self.output / "hidden_states" / "hs_{}.safetensors".format(idx)
+            with safe_open(str(path), framework="pt") as handle:
+                hidden = handle.get_tensor("hidden_states")
+                assert handle.get_tensor("token_ids").tolist() == ids
+            boundaries, pre, _ = self.engine.models[0].reference(ids)
+            for slot, state in enumerate((boundaries[1], boundaries[3], pre)):
+                torch.testing.assert_close(hidden[:, slot], state)
+        book = Manifest(self.output, read_only=True)
+        assert book.counts()["done"] == len(rows)
+        for sample in book.samples():
+            assert sample.file is not None and dumpfile.file_sha256(self.output / sample.file) == sample.sha256
+        book.close()
+        for name in ("want", "done", "failed"):
+            assert os.listdir(str(self.engine.dump / name)) == []
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[Setup]:
+    made = Setup(tmp_path)
+    yield made
+    made.engine.close()
+
+
+def test_the_data_set_comes_out_exact_and_described(setup: Setup) -> None:
+    code, result = setup.run()
+    assert (code, result["outcome"]) == (0, "complete"), result
+    setup.check()
+    assert result["counts"]["forwards"] == len(ROWS) - 2 and result["counts"]["shared"] == 2
+    assert result["canary"]["positions"] >= 64
+    told = json.loads((setup.output / "manifest.json").read_text())
+    assert told["complete"] is True and told["provenance"] == {"who": "a test"}
+    assert [slot.get("output_of_layer") for slot in told["slots"]] == [0, 2, None]
+    assert told["hidden_states_prenorm"] is True and told["size"]["bytes"] == result["counts"]["bytes_done"]
+    lines = [json.loads(line) for line in (setup.output / "samples.jsonl").read_text().splitlines()]
+    assert [line["input_ids"] for line in lines] == ROWS
+    assert lines[0] == {
+        "idx": 0, "file": "hidden_states/hs_0.safetensors", "seq_len": 5, "input_ids": ROWS[0], "loss_mask": [0, 1, 0, 1, 0],
+    }  # fmt: skip
+    progress = json.loads((setup.folder / "run" / "progress.json").read_text())
+    assert (progress["phase"], progress["done"], progress["tokens_done"]) == ("done", len(ROWS), sum(map(len, ROWS)))
+    before = len(setup.engine.requests)
+    assert setup.run()[0] == 0  # nothing left to do: not one request
+    assert len(setup.engine.requests) == before
+
+
+def test_cut_to_cuts(setup: Setup) -> None:
+    assert setup.run(cut_to=4)[0] == 0
+    setup.check([ids[:4] for ids in ROWS])
+
+
+@pytest.mark.parametrize("final", ["post_norm", "both"])
+def test_the_other_final_states_pass_the_canary(tmp_path: Path, final: str) -> None:
+    made = Setup(tmp_path, final=final, layout="B", ranks=2)
+    try:
+        code, result = made.run()
+        assert code == 0, result
+        assert result["canary"]["ranks"] == 2
+    finally:
+        made.engine.close()
+
+
+# -- planted faults: each must stop the run before the data set ---------------------------------------------------------
+
+
+def refused(made: Setup, told: str, **changes: Any) -> None:
+    code, result = made.run(**changes)
+    assert (code, result["outcome"]) == (4, "canary_refused"), result
+    assert told in result["message"], result["message"]
+    assert os.listdir(str(made.output / "hidden_states")) == []
+    assert result["counts"]["done"] == 0
+
+
+def test_planted_partial_sum_on_one_rank(tmp_path: Path) -> None:
+    made = Setup(tmp_path, layout="B", ranks=2)
+    communicator = made.engine.models[1].layers[3].layer_communicator
+    whole = communicator.prepare_attn
+    # as under fusion: the rank's own share of the sum comes out, the model itself goes on with the whole
+    made.engine.recorders[1].boundary = _share(made.engine.recorders[1].boundary)  # type: ignore[method-assign]
+    assert whole is communicator.prepare_attn
+    try:
+        refused(made, "boundary 3 on rank 1 differs from rank 0")
+    finally:
+        made.engine.close()
+
+
+def _share(original: Any) -> Any:
+    return lambda index, state: original(index, state * 0.5 if index == 3 else state)
+
+
+def test_planted_partial_sum_on_every_rank(tmp_path: Path) -> None:
+    made = Setup(tmp_path, layout="B", ranks=2)
+    for entry in made.engine.recorders:
+        entry.boundary = _share(entry.boundary)  # type: ignore[method-assign]
+    try:
+        refused(made, "boundary 3 is not what layer 3 read")
+    finally:
+        made.engine.close()
+
+
+@pytest.mark.parametrize(("claimed", "told"), [("pre_norm", "already normed"), ("post_norm", "is not normed")])
+def test_planted_wrong_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: str, told: str) -> None:
+    original = recorder.Recorder.final
+
+    def swapped(self: Any, args: Any, out: Any) -> None:
+        original(self, (out[1],), (out[1], out[0]))
+
+    monkeypatch.setattr(recorder.Recorder, "final", swapped)
+    made = Setup(tmp_path, final=claimed)
+    try:
+        refused(made, told)
+    finally:
+        made.engine.close()
+
+
+def test_planted_boundary_off_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = hooks._collect
+    monkeypatch.setattr(hooks, "_collect", lambda entry, boundary: _elsewhere(original, entry, boundary))
+    made = Setup(tmp_path, layout="D")
+    try:
+        refused(made, "boundary 1 is not what layer 1 read")
+    finally:
+        made.engine.close()
+
+
+def _elsewhere(original: Any, entry: Any, boundary: int) -> Any:
+    """The hook of ``boundary``, which now gets the state after its layer instead of before it."""
+    inner = original(entry, boundary)
+
+    def hook(module: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = inner(module, args, kwargs)
+        collector = kwargs[hooks.CAPTURE]
+        with torch.no_grad():
+            stream = args[2].stream.clone()
+            stream.add_(args[1])
+            after = stream + module.self_attn.forward(module.input_layernorm(stream), args[2].extend_seq_lens_cpu)
+        collector.capture = lambda state, owned=False: entry.boundary(boundary, after)
+        return args, kwargs
+
+    return hook
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_planted_prefix_hit(setup: Setup, lie: bool) -> None:
+    setup.engine.cache, setup.engine.lie = True, lie
+    refused(setup, "prefix cache")
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_planted_silent_truncation(setup: Setup, lie: bool) -> None:
+    setup.engine.cut, setup.engine.lie = 12, lie
+    refused(setup, "cut" if not lie else "not the prompt", canary={"sequences": 2, "positions": 8})
+
+
+def test_planted_other_checkpoint(setup: Setup) -> None:
+    setup.engine.head += torch.randn_like(setup.engine.head)
+    refused(setup, "differs from the server's own log-probabilities")
+
+
+# -- failures that lose nothing -----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_answers_500_now_and_then(setup: Setup) -> None:
+    setup.engine.fault = lambda number, ids, answer: (500, {"error": "no"}) if number > 12 and number % 3 == 0 else (200, answer)
+    code, result = setup.run(retries=4)
+    assert code == 0, result
+    setup.check()
+
+
+def test_one_bad_sample_goes_to_quarantine_within_the_budget_and_is_tried_again(setup: Setup) -> None:
+    bad = ROWS[5]
+    setup.engine.fault = lambda number, ids, answer: (400, {"error": "forbidden"}) if ids == bad else (200, answer)
+    skip = {"canary": {"sequences": 2, "positions": 8}}
+    code, result = setup.run(error_budget=1, **skip)
+    assert (code, result["outcome"], result["counts"]["failed"]) == (0, "complete", 1), result
+    told = json.loads((setup.output / "quarantine" / "hs_5.json").read_text())
+    assert "400" in told["reason"] and told["tokens"] == len(bad)
+    setup.engine.fault = lambda number, ids, answer: (200, answer)
+    assert setup.run(**skip)[0] == 0
+    setup.check()
+    assert os.listdir(str(setup.output / "quarantine")) == []
+
+
+def test_the_error_budget_stops_the_run_with_the_list(setup: Setup) -> None:
+    setup.engine.fault = lambda number, ids, answer: (400, {"error": "forbidden"}) if number > 12 else (200, answer)
+    code, result = setup.run(error_budget=2)
+    assert (code, result["outcome"]) == (5, "error_budget")
+    assert "forbidden" in result["message"] and "row " in result["message"]
+
+
+def test_bad_rows_stop_the_run_before_the_server_is_asked(setup: Setup) -> None:
+    setup.write_rows([{"input_ids": ROWS[0]}, {"input_ids": [VOCAB]}])
+    code, result = setup.run()
+    assert (code, result["outcome"]) == (5, "error_budget")
+    assert "outside the vocabulary" in result["message"] and setup.engine.requests == []
+
+
+def test_dumps_that_are_wrong_are_refused_and_kept_for_a_look(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Truncated, flipped to NaN, zeroed: each once, each told, each had right at the second attempt."""
+    target = {sequence_name(ROWS[7]): "cut", sequence_name(ROWS[8]): "nan", sequence_name(ROWS[9]): "zero"}
+    original = output.Output.accept
+
+    def spoil(self: Any, dump: Path, idx: int, ids: List[int], name: str, expected: Any) -> Any:
+        kind = target.pop(name, None)
+        if kind:
+            data = bytearray(dump.read_bytes())
+            start = dumpfile.read_header(dump).start + 8 * len(ids)
+            if kind == "cut":
+                del data[-5:]
+            elif kind == "nan":
+                data[start : start + 4] = b"\xff\xff\xff\xff"
+            else:
+                data[start:] = bytes(len(data) - start)
+            dump.write_bytes(bytes(data))
+        return original(self, dump, idx, ids, name, expected)
+
+    monkeypatch.setattr(output.Output, "accept", spoil)
+    code, result = setup.run()
+    assert code == 0, result
+    assert target == {}
+    setup.check()
+    target[sequence_name(ROWS[7])] = "nan"
+    (setup.output / "hidden_states" / "hs_7.safetensors").unlink()
+    code, result = setup.run(retries=0)
+    assert code == 5 and "not finite" in result["message"]
+    assert (setup.output / "quarantine" / "hs_7.safetensors").exists()
+
+
+def test_resume_verifies_and_redoes_only_what_is_wrong(setup: Setup) -> None:
+    assert setup.run()[0] == 0
+    folder = setup.output / "hidden_states"
+    (folder / "hs_1.safetensors").unlink()
+    with (folder / "hs_4.safetensors").open("r+b") as handle:
+        handle.truncate(100)
+    (folder / "hs_6.safetensors").write_bytes((folder / "hs_7.safetensors").read_bytes())
+    before = len(setup.engine.requests)
+    code, result = setup.run(canary={"skip": True})
+    assert code == 0 and len(setup.engine.requests) - before == 3, result
+    setup.check()
+
+
+def test_a_file_placed_by_a_killed_client_is_adopted(setup: Setup) -> None:
+    assert setup.run()[0] == 0
+    book = Manifest(setup.output)
+    book.again(3)
+    book.close()
+    before = len(setup.engine.requests)
+    code, result = setup.run(canary={"skip": True})
+    assert code == 0 and len(setup.engine.requests) == before
+    setup.check()
+
+
+def test_another_file_system_copies(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.stat
+
+    def stat(path: Any, **more: Any) -> Any:
+        found = real(path, **more)
+        if str(path).startswith(str(setup.engine.dump / "done")):
+            values = list(found)
+            values[2] += 1
+            return os.stat_result(values)
+        return found
+
+    monkeypatch.setattr(output.os, "stat", stat)
+    assert setup.run()[0] == 0
+    setup.check()
+
+
+def test_the_output_disk_full_stops_the_run_and_keeps_what_is_done(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.replace
+    placed: List[str] = []
+
+    def replace(source: Any, target: Any) -> None:
+        if "/hidden_states/" in str(target):
+            if len(placed) >= 5:
+                raise OSError(28, "No space left on device")
+            placed.append(str(target))
+        real(source, target)
+
+    monkeypatch.setattr(output.os, "replace", replace)
+    code, result = setup.run()
+    assert (code, result["outcome"]) == (1, "failed") and "is full" in result["message"], result
+    assert result["counts"]["done"] == 5
+    monkeypatch.undo()
+    assert setup.run()[0] == 0
+    setup.check()
+
+
+def test_the_window_closes_and_the_next_run_goes_on(setup: Setup) -> None:
+    slow = setup.engine.fault
+
+    def wait(number: int, ids: List[int], answer: Any) -> Tuple[int, Any]:
+        time.sleep(0.05 if number > 10 else 0)
+        return slow(number, ids, answer)
+
+    setup.engine.fault = wait
+    code, result = setup.run(stop_taking_work_at=time.time() + 1.2, in_flight=1)
+    assert (code, result["outcome"]) == (3, "window"), result
+    assert 0 < result["counts"]["done"] < len(ROWS)
+    assert json.loads((setup.output / "manifest.json").read_text())["complete"] is False
+    assert setup.run()[0] == 0
+    setup.check()
+
+
+def test_the_server_gone_ends_the_run_and_blames_no_sample(setup: Setup) -> None:
+    def die(number: int, ids: List[int], answer: Any) -> Tuple[int, Any]:
+        if number == 15:
+            setup.engine._server.server_close()
+        return 200, answer
+
+    setup.engine.fault = die
+    code, result = setup.run()
+    assert (code, result["outcome"]) == (1, "failed") and "unreachable" in result["message"], result
+    assert result["counts"]["failed"] == 0 and result["counts"]["done"] > 0
+
+
+def test_no_dump_is_told(setup: Setup) -> None:
+    setup.engine.recorders[0].begin = lambda batch: None  # type: ignore[method-assign]
+    code, result = setup.run(dump_wait_s=0.2)
+    assert code == 4 and "no dump came" in result["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"boundaries": [2, 3]}, "the capture on rank 0 was set up otherwise"),
+        ({"cut_to": 3}, "cut_to: the folder has None, this run 3"),
+    ],
+)
+def test_another_setup_on_one_output_is_refused(setup: Setup, change: Dict[str, Any], told: str) -> None:
+    assert setup.run()[0] == 0
+    code, result = setup.run(**change)
+    assert code == 1 and told in result["message"]
+    setup.check()
+
+
+def test_a_changed_data_set_is_refused(setup: Setup) -> None:
+    assert setup.run()[0] == 0
+    setup.write_rows([{"input_ids": ids} for ids in reversed(ROWS)])
+    code, result = setup.run()
+    assert code == 1 and "dataset_sha256" in result["message"]
+
+
+def test_two_clients_on_one_output(setup: Setup) -> None:
+    first = output.Output(setup.output)
+    first.open()
+    code, result = setup.run()
+    assert code == 1 and "another client is at work" in result["message"]
+    first.close()
+    assert setup.run()[0] == 0
