@@ -25,7 +25,11 @@ class ActionModule(ActionBase):
         """Watch until the end; the module's last answer, failed with its line where the step failed."""
         result = super().run(tmp, task_vars)
         host = str((task_vars or {}).get("inventory_hostname", ""))
-        words = {"what": self._task.args["what"], "state_dir": self._task.args["state_dir"], "run_id": self._task.args.get("run_id", "")}
+        words = {
+            "what": self._task.args["what"],
+            "state_dir": self._task.args["state_dir"],
+            "run_id": self._task.args.get("run_id", ""),
+        }
         every = float(self._task.args.get("every", 2))
         patience = float(self._task.args.get("patience", 900))
         silent_since: float | None = None

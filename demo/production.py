@@ -17,11 +17,19 @@ def start(folder: Path, port: int) -> int:
     url = f"http://127.0.0.1:{port}"
     found = procs.listeners(port)
     if found and found[0].process and str(folder) not in found[0].process.command:
-        print(f"port {port} is taken by {found[0].process.describe()}; set HS_LOCAL_PORT to a free one", file=sys.stderr)
+        print(
+            f"port {port} is taken by {found[0].process.describe()}; set HS_LOCAL_PORT to a free one", file=sys.stderr
+        )
         return 1
     if not found:
         with open(folder / "production.log", "ab") as log:
-            process = subprocess.Popen([str(folder / "production.sh")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                [str(folder / "production.sh")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         print(f"setsid {folder}/production.sh >> {folder}/production.log &   (pid {process.pid})")
     until = time.monotonic() + 300
     while server.healthy(url) is not None:

@@ -15,8 +15,12 @@ def main(output: Path) -> int:
         with safe_open(str(path), framework="pt") as handle:
             ids, states = handle.get_tensor("token_ids"), handle.get_tensor("hidden_states")
         norms = ", ".join(f"{value:.1f}" for value in states.float().norm(dim=-1).mean(dim=0).tolist())
-        print(f"{path.name:>22}: {len(ids):>5} tokens, states {list(states.shape)} {str(states.dtype)[6:]}, mean norms {norms}")
-    print(f"{len(files)} samples, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB; described in {output}/manifest.json")
+        print(
+            f"{path.name:>22}: {len(ids):>5} tokens, states {list(states.shape)} {str(states.dtype)[6:]}, mean norms {norms}"
+        )
+    print(
+        f"{len(files)} samples, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB; described in {output}/manifest.json"
+    )
     return 0
 
 

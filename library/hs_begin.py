@@ -54,19 +54,11 @@ def work(module: AnsibleModule) -> dict:
             "run_id": journal.run_id if journal else "(check)",
             "attached": journal is not None,
         }
-    began = steps.begin(
-        given["state_dir"],
-        given["view"]["settings"],
-        given["wanted"],
-        given["operator"],
-        given["api_key"] or "",
-        given["take_over"],
+    settings = dict(given["view"]["settings"], bad_rows=given["bad_rows"])
+    view = dict(given["view"], settings=settings)
+    return steps.begin(
+        given["state_dir"], view, given["wanted"], given["operator"], given["api_key"] or "", given["take_over"]
     )
-    journal = Journal.require(Paths(given["state_dir"]), began["run_id"])
-    if not began["attached"]:
-        journal.document["view"] = given["view"]
-        journal.save()
-    return began
 
 
 def main() -> None:

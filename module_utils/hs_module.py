@@ -16,6 +16,10 @@ def run(argument_spec: Dict[str, Any], work: Callable[[AnsibleModule], Dict[str,
     except HsError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(msg="{}\nNext: look at that file or folder's owner, mode and file system; nothing else was changed by this step".format(error))
+        module.fail_json(
+            msg="{}\nNext: look at that file or folder's owner, mode and file system; nothing else was changed by this step".format(
+                error
+            )
+        )
     else:
         module.exit_json(**result)

@@ -29,7 +29,11 @@ def main(words: Optional[List[str]] = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="hs", description="Bring production back, or say how a run stands.")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, text in (("status", "say how things stand, change nothing"), ("restore", "bring production back and close the run"), ("guard", "watch the open run and restore when that is due")):
+    for verb, text in (
+        ("status", "say how things stand, change nothing"),
+        ("restore", "bring production back and close the run"),
+        ("guard", "watch the open run and restore when that is due"),
+    ):
         sub = verbs.add_parser(verb, help=text)
         sub.add_argument("--state-dir", default=str(HOME))
         if verb != "guard":

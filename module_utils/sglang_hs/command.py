@@ -53,7 +53,11 @@ NEED: Tuple[Tuple[str, Tuple[Tuple[str, ...], ...], bool], ...] = (
     # the prefill graph came later and changed its name twice; where none of these is known there is none to disable
     (
         "no CUDA graph in prefill",
-        (("--disable-prefill-cuda-graph",), ("--cuda-graph-backend-prefill", "disabled"), ("--disable-piecewise-cuda-graph",)),
+        (
+            ("--disable-prefill-cuda-graph",),
+            ("--cuda-graph-backend-prefill", "disabled"),
+            ("--disable-piecewise-cuda-graph",),
+        ),
         False,
     ),
 )
@@ -62,7 +66,11 @@ NEED: Tuple[Tuple[str, Tuple[Tuple[str, ...], ...], bool], ...] = (
 REFUSE = (
     ({"--pp-size", "--pipeline-parallel-size"}, "1", "pipeline parallel: the layers live in several processes"),
     ({"--dp-size", "--data-parallel-size", "--dp"}, "1", "data parallel: prompts are spread over replicas"),
-    ({"--attn-cp-size", "--context-parallel-size", "--attention-context-parallel-size"}, "1", "context parallel: a prompt is spread over ranks"),
+    (
+        {"--attn-cp-size", "--context-parallel-size", "--attention-context-parallel-size"},
+        "1",
+        "context parallel: a prompt is spread over ranks",
+    ),
     ({"--nnodes"}, "1", "several nodes: the other nodes are not in this inventory"),
     ({"--moe-a2a-backend"}, "none", "all-to-all experts: tokens are scattered over ranks"),
     ({"--disaggregation-mode"}, "null", "disaggregated prefill and decode"),
@@ -157,7 +165,9 @@ def extraction(
         if choice is None:
             if required:
                 raise HsError(
-                    "the installed SGLang knows none of {} ({})".format(", ".join(words[0] for words in alternatives), why),
+                    "the installed SGLang knows none of {} ({})".format(
+                        ", ".join(words[0] for words in alternatives), why
+                    ),
                     "everything: production was not touched",
                     "look in `python -m sglang.launch_server --help` for its new name and add it with hs_extra_arguments",
                 )

@@ -56,12 +56,28 @@ def describe(python: str, environment: Mapping[str, str], cwd: str) -> Dict[str,
     """
     untouched = "everything: production was not touched"
     if not (os.path.isfile(python) and os.access(python, os.X_OK)):
-        raise HsError("{} is not a Python interpreter on this host".format(python), untouched, "set hs_engine_python to the Python that runs SGLang, e.g. /opt/sglang/venv/bin/python")
+        raise HsError(
+            "{} is not a Python interpreter on this host".format(python),
+            untouched,
+            "set hs_engine_python to the Python that runs SGLang, e.g. /opt/sglang/venv/bin/python",
+        )
     try:
-        done = subprocess.run([python, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment), cwd=cwd, timeout=60, check=False)
+        done = subprocess.run(
+            [python, "-c", _PROBE],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            cwd=cwd,
+            timeout=60,
+            check=False,
+        )
         found = json.loads(done.stdout.decode().strip().splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        raise HsError("{} does not work as a Python interpreter: {}".format(python, error), untouched, "set hs_engine_python to the Python that runs SGLang") from error
+        raise HsError(
+            "{} does not work as a Python interpreter: {}".format(python, error),
+            untouched,
+            "set hs_engine_python to the Python that runs SGLang",
+        ) from error
     if not found["places"]:
         raise HsError(
             "{} (Python {}) has no package sglang".format(python, found["python"]),
@@ -71,7 +87,11 @@ def describe(python: str, environment: Mapping[str, str], cwd: str) -> Dict[str,
     package = Path(found["places"][0])
     model_file = package / MODEL_FILE
     if not model_file.is_file():
-        raise HsError("{} is missing: this SGLang serves no DeepSeek-family model".format(model_file), untouched, "check the installation, e.g. {} -m pip show -f sglang".format(python))
+        raise HsError(
+            "{} is missing: this SGLang serves no DeepSeek-family model".format(model_file),
+            untouched,
+            "check the installation, e.g. {} -m pip show -f sglang".format(python),
+        )
     return {
         "python": found["python"],
         "executable": python,
@@ -96,7 +116,9 @@ class Flags:
     def __init__(self, python: str, environment: Mapping[str, str], cwd: str) -> None:
         quiet = dict(environment, COLUMNS="200", CUDA_VISIBLE_DEVICES="")  # the GPUs are production's
         command: List[str] = [python, "-m", "sglang.launch_server", "--help"]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quiet, cwd=cwd)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quiet, cwd=cwd
+        )
 
     def result(self, patience: float = 180.0) -> Set[str]:
         """Option names. Raises HsError when the release does not print its help."""

@@ -20,10 +20,18 @@ def _query(*arguments: str) -> List[List[str]]:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise HsError("nvidia-smi does not answer: {}".format(error), "everything", "look at the driver, e.g. dmesg | grep -i nvrm") from error
+        raise HsError(
+            "nvidia-smi does not answer: {}".format(error),
+            "everything",
+            "look at the driver, e.g. dmesg | grep -i nvrm",
+        ) from error
     if done.returncode != 0:
         said = (done.stdout + done.stderr).decode(errors="replace").strip()
-        raise HsError("nvidia-smi failed ({}): {}".format(done.returncode, said[:300]), "everything", "look at the driver, e.g. dmesg | grep -i nvrm")
+        raise HsError(
+            "nvidia-smi failed ({}): {}".format(done.returncode, said[:300]),
+            "everything",
+            "look at the driver, e.g. dmesg | grep -i nvrm",
+        )
     return [[cell.strip() for cell in line.split(",")] for line in done.stdout.decode().splitlines() if line.strip()]
 
 

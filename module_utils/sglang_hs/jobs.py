@@ -49,7 +49,9 @@ class Job:
             production.run(["systemctl", "start", "--no-block", self.unit], 60)
             return
         fsio.write_json(self.state_file, {"asked": time.time()})
-        spawn.detached(spawn.program(lib, "supervise", str(self.spec_file)), str(self.spec_file.parent / "supervisor.log"))
+        spawn.detached(
+            spawn.program(lib, "supervise", str(self.spec_file)), str(self.spec_file.parent / "supervisor.log")
+        )
 
     def state(self) -> Dict[str, Any]:
         """{asked: was it ever started, running, pid, code (exit status, None while running), ended (unix time or None)}."""
@@ -57,14 +59,20 @@ class Job:
 
     def _unit_state(self) -> Dict[str, Any]:
         wanted = "LoadState,ActiveState,MainPID,ExecMainPID,ExecMainStatus,ExecMainCode,ExecMainExitTimestamp,Result"
-        out = subprocess.run(["systemctl", "show", "-p", wanted, "--timestamp=unix", self.unit], stdout=subprocess.PIPE, check=False).stdout.decode()
+        out = subprocess.run(
+            ["systemctl", "show", "-p", wanted, "--timestamp=unix", self.unit], stdout=subprocess.PIPE, check=False
+        ).stdout.decode()
         show = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
         active = show.get("ActiveState") in ("active", "activating", "deactivating", "reloading")
         asked = active or show.get("ExecMainPID", "0") != "0"
         stamp = show.get("ExecMainExitTimestamp", "").lstrip("@")
         code: Optional[int] = None
         if asked and not active:
-            code = int(show.get("ExecMainStatus", "1")) if show.get("ExecMainCode") == "1" else 128 + int(show.get("ExecMainStatus", "0"))
+            code = (
+                int(show.get("ExecMainStatus", "1"))
+                if show.get("ExecMainCode") == "1"
+                else 128 + int(show.get("ExecMainStatus", "0"))
+            )
         return {
             "asked": asked,
             "running": active,
@@ -80,7 +88,13 @@ class Job:
             return {"asked": False, "running": False, "pid": None, "code": None, "ended": None}
         if "pid" not in found:  # the supervisor is about to start it - unless it died on the way
             late = time.time() - found["asked"] > 20
-            return {"asked": True, "running": not late, "pid": None, "code": 127 if late else None, "ended": found["asked"] + 20 if late else None}
+            return {
+                "asked": True,
+                "running": not late,
+                "pid": None,
+                "code": 127 if late else None,
+                "ended": found["asked"] + 20 if late else None,
+            }
         running = procs.alive(found["pid"], found["start"])
         ended = found.get("ended")
         code = found.get("code")
@@ -90,7 +104,13 @@ class Job:
             else:
                 ended, code = time.time(), 137  # killed together with its supervisor
                 fsio.write_json(self.state_file, dict(found, ended=ended, code=code))
-        return {"asked": True, "running": running, "pid": found["pid"], "code": None if running else code, "ended": None if running else ended}
+        return {
+            "asked": True,
+            "running": running,
+            "pid": found["pid"],
+            "code": None if running else code,
+            "ended": None if running else ended,
+        }
 
     def members(self) -> List[procs.Process]:
         """Living processes of the job, main process first (without systemd)."""
@@ -100,7 +120,11 @@ class Job:
         table = procs.everyone()
         family = procs.family(found["pid"], table) if procs.alive(found["pid"], found["start"]) else []
         # its own session was made for it alone: whoever is left there is its own, also after the main process died
-        left = [process for process in table if process.session == found["pid"] and process.start >= found["start"] and process not in family]
+        left = [
+            process
+            for process in table
+            if process.session == found["pid"] and process.start >= found["start"] and process not in family
+        ]
         return family + left
 
     def stop(self, patience: float) -> bool:
@@ -122,7 +146,11 @@ class Job:
             procs.end(left, 0)
         left = self.members()
         if left:
-            raise HsError("{} of the extraction {}'s processes do not end, first {}".format(len(left), self.name, left[0].describe()))
+            raise HsError(
+                "{} of the extraction {}'s processes do not end, first {}".format(
+                    len(left), self.name, left[0].describe()
+                )
+            )
         return True
 
 
@@ -154,7 +182,11 @@ def supervise(spec_file: Path) -> int:
     }
     fsio.write_json(job.state_file, state)
     _, status = os.waitpid(process.pid, 0)
-    code = os.waitstatus_to_exitcode(status) if sys.version_info >= (3, 9) else (status >> 8 if status & 0x7F == 0 else -(status & 0x7F))
+    code = (
+        os.waitstatus_to_exitcode(status)
+        if sys.version_info >= (3, 9)
+        else (status >> 8 if status & 0x7F == 0 else -(status & 0x7F))
+    )
     fsio.write_json(job.state_file, dict(state, ended=time.time(), code=code if code >= 0 else 128 - code))
     return 0
 

@@ -18,7 +18,7 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from . import fsio
 from .errors import HsError
@@ -52,10 +52,16 @@ class Paths:
     def make(self) -> None:
         """Create the folders; the state folder is for its owner alone, and a link or a foreign folder is refused."""
         if self.state.is_symlink() or (self.state.exists() and not self.state.is_dir()):
-            raise HsError("{} is not a plain folder".format(self.state), "everything", "set hs_state_dir to a folder of its own, e.g. /var/lib/sglang-hs")
+            raise HsError(
+                "{} is not a plain folder".format(self.state),
+                "everything",
+                "set hs_state_dir to a folder of its own, e.g. /var/lib/sglang-hs",
+            )
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.state.stat().st_uid != os.geteuid():
-            raise HsError("{} belongs to another user".format(self.state), "everything", "set hs_state_dir to a folder of its own")
+            raise HsError(
+                "{} belongs to another user".format(self.state), "everything", "set hs_state_dir to a folder of its own"
+            )
         os.chmod(str(self.state), 0o700)
         for folder in (self.backup, self.runs):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -124,8 +130,18 @@ class Journal:
     # -- writing -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, paths: Paths, operator: str, settings: Dict[str, Any], window: float) -> "Journal":
-        """Take the host's lock and begin a run. Raises HsError naming the holder when somebody has it."""
+    def open(
+        cls,
+        paths: Paths,
+        operator: str,
+        view: Mapping[str, Any],
+        wanted: Mapping[str, Any],
+        production: Mapping[str, Any],
+    ) -> "Journal":
+        """Take the host's lock, keep how production runs, begin a run. Raises HsError naming the holder when somebody has it.
+
+        In this order: a journal without production's record could not bring it back.
+        """
         now = time.time()
         run_id = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
         document = {
@@ -134,9 +150,11 @@ class Journal:
             "operator": operator,
             "boot_id": boot_id(),
             "opened": now,
-            "deadline": now + window,
+            "deadline": now + float(view["settings"]["window_s"]),
             "lease": {"step": "begin", "until": now + GRACE},
-            "settings": settings,
+            "settings": dict(view["settings"]),
+            "view": dict(view),
+            "wanted": dict(wanted),
             "steps": [],
         }
         try:
@@ -151,6 +169,7 @@ class Journal:
             handle.write(json.dumps({"operator": operator, "run_id": run_id, "opened": now}) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
+        fsio.write_json(paths.production, dict(production, run_id=run_id))
         paths.run(run_id).mkdir(mode=0o700, parents=True)
         journal = cls(paths, document)
         journal.save()

@@ -33,7 +33,13 @@ def describe(path: str, dtype: str = "auto") -> Dict[str, Any]:
         )
     text = config.get("text_config") or config
     if dtype == "auto":
-        dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+        dtype = str(
+            text.get("dtype")
+            or text.get("torch_dtype")
+            or config.get("dtype")
+            or config.get("torch_dtype")
+            or "bfloat16"
+        )
         if dtype == "float32":  # the engine's own rule: auto serves a float32 checkpoint in half precision
             dtype = "float16"
     try:

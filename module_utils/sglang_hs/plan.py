@@ -29,18 +29,28 @@ def token_bytes(settings: Mapping[str, Any]) -> int:
 
 def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Dict[str, Any]:
     """Samples, tokens, what is left to do, and whether it fits. ``reserve``: bytes of disk to leave free. Raises HsError."""
-    found = dataset.scan(settings["dataset"], settings["model"]["vocab_size"], settings["max_prompt"], settings["cut_to"])
+    found = dataset.scan(
+        settings["dataset"], settings["model"]["vocab_size"], settings["max_prompt"], settings["cut_to"]
+    )
     if found.bad_total and not skip_bad_rows:
         more = "; and {} more".format(found.bad_total - 5) if found.bad_total > 5 else ""
         raise HsError(
             "{} of {} rows of {} are no valid samples: {}{}".format(
-                found.bad_total, found.samples + found.bad_total, settings["dataset"], "; ".join(str(bad) for bad in found.bad[:5]), more
+                found.bad_total,
+                found.samples + found.bad_total,
+                settings["dataset"],
+                "; ".join(str(bad) for bad in found.bad[:5]),
+                more,
             ),
             UNTOUCHED,
             "mend the data set, or set hs_skip_bad_rows=true to go without these rows (hs_cut_to cuts long ones)",
         )
     if not found.samples:
-        raise HsError("no row of {} is a valid sample: {}".format(settings["dataset"], found.bad[0]), UNTOUCHED, "mend the data set")
+        raise HsError(
+            "no row of {} is a valid sample: {}".format(settings["dataset"], found.bad[0]),
+            UNTOUCHED,
+            "mend the data set",
+        )
     done = _done(settings, found.sha256)
     left = max(found.tokens - done["tokens"], 0)
     each = token_bytes(settings)
@@ -67,12 +77,18 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
     if not (output / FILE).is_file():
         if output.is_dir() and any(output.iterdir()):
             strangers = sorted(entry.name for entry in output.iterdir())[:3]
-            raise HsError("hs_output_dir {} holds files that are not ours: {}".format(output, ", ".join(strangers)), UNTOUCHED, "set hs_output_dir to a folder of its own")
+            raise HsError(
+                "hs_output_dir {} holds files that are not ours: {}".format(output, ", ".join(strangers)),
+                UNTOUCHED,
+                "set hs_output_dir to a folder of its own",
+            )
         return nothing
     try:
         book = Manifest(output)
     except sqlite3.Error as error:
-        raise HsError("{} cannot be read: {}".format(output / FILE, error), UNTOUCHED, "is its disk full or read-only?") from error
+        raise HsError(
+            "{} cannot be read: {}".format(output / FILE, error), UNTOUCHED, "is its disk full or read-only?"
+        ) from error
     try:
         known = book.identity()
         mine = {
@@ -84,8 +100,14 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
         }
         other = [key for key in sorted(mine) if known and known.get(key) != mine[key]]
         if other:
-            told = "; ".join("{}: the folder has {}, this run {}".format(key, known.get(key), mine[key]) for key in other)
-            raise HsError("the output folder {} belongs to another extraction ({})".format(output, told), UNTOUCHED, "choose another hs_output_dir, or run with what this one was made with")
+            told = "; ".join(
+                "{}: the folder has {}, this run {}".format(key, known.get(key), mine[key]) for key in other
+            )
+            raise HsError(
+                "the output folder {} belongs to another extraction ({})".format(output, told),
+                UNTOUCHED,
+                "choose another hs_output_dir, or run with what this one was made with",
+            )
         for sample in book.samples("done"):
             try:
                 there = sample.file is not None and (output / sample.file).stat().st_size == sample.bytes
@@ -103,7 +125,11 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
     output, dumps = _existing(settings["output_dir"]), _existing(settings["dump_dir"])
     for name, place, wanted in (("hs_output_dir", output, settings["output_dir"]),):
         if not os.access(str(place), os.W_OK | os.X_OK):
-            raise HsError("{} {} cannot be written (by this user, on this mount)".format(name, wanted), UNTOUCHED, "choose another folder, or mend its owner or mount")
+            raise HsError(
+                "{} {} cannot be written (by this user, on this mount)".format(name, wanted),
+                UNTOUCHED,
+                "choose another folder, or mend its owner or mount",
+            )
     need = left * each
     free = _free(output)
     # in flight at the server, as many more on their way to the output, and the one being written
@@ -113,13 +139,17 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
         need += peak
     if need + reserve > free:
         raise HsError(
-            "the output needs {}, and {} are to stay free, but {} has {}".format(size(need), size(reserve), output, size(free)),
+            "the output needs {}, and {} are to stay free, but {} has {}".format(
+                size(need), size(reserve), output, size(free)
+            ),
             UNTOUCHED,
             "free the disk, choose another hs_output_dir, or lower hs_disk_reserve_gb",
         )
     if peak > memory:
         raise HsError(
-            "the dumps need up to {} at {}, but only {} are free there".format(size(peak), settings["dump_dir"], size(memory)),
+            "the dumps need up to {} at {}, but only {} are free there".format(
+                size(peak), settings["dump_dir"], size(memory)
+            ),
             UNTOUCHED,
             "lower hs_in_flight or hs_cut_to, or make that file system larger (mount -o remount,size=...)",
         )

@@ -25,15 +25,33 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
     record = production.take(settings, api_key)
     python = settings["engine_python"] or engine.interpreter(record["argv"], record["env"], record["cwd"])
     if not python:
-        raise HsError("the Python of {} cannot be told from its command line".format(record["argv"][:2]), UNTOUCHED, "set hs_engine_python to the Python that runs SGLang")
+        raise HsError(
+            "the Python of {} cannot be told from its command line".format(record["argv"][:2]),
+            UNTOUCHED,
+            "set hs_engine_python to the Python that runs SGLang",
+        )
     installed = engine.describe(python, record["env"], record["cwd"])
     flags = engine.Flags(python, record["env"], record["cwd"])
     try:
         facts = _examine(settings, record)
     finally:
         known = flags.result()
-    argv = command.extraction(record["argv"], known, int(settings["extraction_port"]), settings["attention_backend"], settings["drop_arguments"], settings["extra_arguments"])
-    settings.update(engine_python=python, engine=installed, model=facts["model"], max_prompt=facts["max_prompt"], command=argv, tensor_parallel=command.tensor_parallel(argv))
+    argv = command.extraction(
+        record["argv"],
+        known,
+        int(settings["extraction_port"]),
+        settings["attention_backend"],
+        settings["drop_arguments"],
+        settings["extra_arguments"],
+    )
+    settings.update(
+        engine_python=python,
+        engine=installed,
+        model=facts["model"],
+        max_prompt=facts["max_prompt"],
+        command=argv,
+        tensor_parallel=command.tensor_parallel(argv),
+    )
     lib = str(Paths(settings["state_dir"]).lib)
     return {
         "settings": settings,
@@ -55,7 +73,19 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The wishes with numbers as numbers: YAML, the command line and older Ansibles each hand some of them over as text."""
     settings = dict(wanted)
     settings["boundaries"] = [_number("boundaries", boundary) for boundary in settings["boundaries"]]
-    for key in ("production_port", "extraction_port", "stop_timeout", "launch_timeout", "production_timeout", "in_flight", "retries", "error_budget", "request_timeout", "canary_sequences", "canary_positions"):
+    for key in (
+        "production_port",
+        "extraction_port",
+        "stop_timeout",
+        "launch_timeout",
+        "production_timeout",
+        "in_flight",
+        "retries",
+        "error_budget",
+        "request_timeout",
+        "canary_sequences",
+        "canary_positions",
+    ):
         settings[key] = _number(key, settings[key])
     settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
     settings["window_s"] = seconds(str(settings["window"]))
@@ -66,7 +96,9 @@ def _number(name: str, given: Any) -> int:
     try:
         return int(given)
     except (TypeError, ValueError):
-        raise HsError("hs_{} holds {!r}, which is no whole number".format(name, given), UNTOUCHED, "correct it in the inventory") from None
+        raise HsError(
+            "hs_{} holds {!r}, which is no whole number".format(name, given), UNTOUCHED, "correct it in the inventory"
+        ) from None
 
 
 def seconds(text: str) -> float:
@@ -74,7 +106,9 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
     total = sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1))) if match else 0
     if total <= 0:
-        raise HsError("hs_window holds {!r}, which is no length of time".format(text), UNTOUCHED, "write it as 6h, 90m or 1h30m")
+        raise HsError(
+            "hs_window holds {!r}, which is no length of time".format(text), UNTOUCHED, "write it as 6h, 90m or 1h30m"
+        )
     return float(total)
 
 
@@ -84,7 +118,11 @@ def _examine(settings: Mapping[str, Any], record: Mapping[str, Any]) -> Dict[str
     if record["expected"] == "running":
         reason = server.healthy(record["url"], record["api_key"])
         if reason:
-            raise HsError("production runs ({}) but is not healthy: {}".format(record["pid"], reason), UNTOUCHED, "mend it first: what is not healthy before cannot be shown to be healthy after")
+            raise HsError(
+                "production runs ({}) but is not healthy: {}".format(record["pid"], reason),
+                UNTOUCHED,
+                "mend it first: what is not healthy before cannot be shown to be healthy after",
+            )
         info = server.server_info(record["url"], record["api_key"])
     path = settings["model_path"] or command.model_path(record["argv"])
     if not path:
@@ -96,12 +134,18 @@ def _examine(settings: Mapping[str, Any], record: Mapping[str, Any]) -> Dict[str
     taken = procs.listeners(port)
     if taken:
         who = taken[0].process.describe() if taken[0].process else "a process that we may not see"
-        raise HsError("the extraction server's port {} is taken by {}".format(port, who), UNTOUCHED, "set hs_extraction_port to a free one")
+        raise HsError(
+            "the extraction server's port {} is taken by {}".format(port, who),
+            UNTOUCHED,
+            "set hs_extraction_port to a free one",
+        )
     ours = {process.pid for process in production.members(record)}
     for pid in gpus.strangers(ours):
         process = procs.read(pid)
         raise HsError(
-            "a GPU is used by {}".format(process.describe() if process else "pid {} (of another container?)".format(pid)),
+            "a GPU is used by {}".format(
+                process.describe() if process else "pid {} (of another container?)".format(pid)
+            ),
             UNTOUCHED + "; a stranger's process is never killed",
             "ask its owner to end it, then start again",
         )
@@ -129,13 +173,33 @@ def _folders(settings: Mapping[str, Any]) -> None:
     places: List[str] = [str(settings[key]) for key in ("state_dir", "dump_dir", "output_dir")]
     for name, place in zip(("hs_state_dir", "hs_dump_dir", "hs_output_dir"), places):
         path = Path(place)
-        if not path.is_absolute() or os.path.normpath(place) in ("/", "/dev/shm", "/tmp", "/root", "/home", "/var", "/var/lib", "/etc", "/usr"):
-            raise HsError("{} is {!r}: not a folder of its own".format(name, place), UNTOUCHED, "set it to an absolute path below such a folder")
+        if not path.is_absolute() or os.path.normpath(place) in (
+            "/",
+            "/dev/shm",
+            "/tmp",
+            "/root",
+            "/home",
+            "/var",
+            "/var/lib",
+            "/etc",
+            "/usr",
+        ):
+            raise HsError(
+                "{} is {!r}: not a folder of its own".format(name, place),
+                UNTOUCHED,
+                "set it to an absolute path below such a folder",
+            )
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise HsError("{} {} is a link or no folder".format(name, place), UNTOUCHED, "give the place itself, or another one")
+            raise HsError(
+                "{} {} is a link or no folder".format(name, place), UNTOUCHED, "give the place itself, or another one"
+            )
     marker = Path(places[1])
     if marker.is_dir() and any(marker.iterdir()) and not (marker / "attached").is_dir():
-        raise HsError("hs_dump_dir {} holds files that are not ours".format(marker), UNTOUCHED, "set hs_dump_dir to a folder of its own; it is emptied after a run")
+        raise HsError(
+            "hs_dump_dir {} holds files that are not ours".format(marker),
+            UNTOUCHED,
+            "set hs_dump_dir to a folder of its own; it is emptied after a run",
+        )
 
 
 def _user(record: Mapping[str, Any]) -> str:
@@ -163,4 +227,9 @@ def open_run(state_dir: str) -> Dict[str, Any]:
     if journal is None:
         return {}
     keys = ("run_id", "operator", "opened", "deadline", "view", "wanted")
-    return {**{key: journal.document.get(key) for key in keys}, "holder": journal.holder, "restoring": journal.restoring, "settings": journal.settings}
+    return {
+        **{key: journal.document.get(key) for key in keys},
+        "holder": journal.holder,
+        "restoring": journal.restoring,
+        "settings": journal.settings,
+    }

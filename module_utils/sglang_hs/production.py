@@ -26,7 +26,14 @@ def has_systemd() -> bool:
 def run(argv: Sequence[str], patience: float) -> str:
     """Run a command to its end; its output. Raises HsError with what it said."""
     try:
-        done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=patience, check=False)
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=patience,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HsError("{} did not work: {}".format(" ".join(argv), error)) from error
     text = done.stdout.decode(errors="replace").strip()
@@ -41,7 +48,11 @@ def find(settings: Mapping[str, Any], port: int) -> Optional[procs.Process]:
     if not found:
         return None
     if found[0].process is None:
-        raise HsError("somebody else's process listens on port {}".format(port), UNTOUCHED, "run as the user that runs production, or as root (hs_become)")
+        raise HsError(
+            "somebody else's process listens on port {}".format(port),
+            UNTOUCHED,
+            "run as the user that runs production, or as root (hs_become)",
+        )
     return found[0].process
 
 
@@ -61,7 +72,12 @@ def take(settings: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
     port = int(settings["production_port"])
     expected = settings["production_expected"]
     process = find(settings, port)
-    record: Dict[str, Any] = {"port": port, "expected": expected, "start_command": list(settings["production_start"]), "stop_command": list(settings["production_stop"])}
+    record: Dict[str, Any] = {
+        "port": port,
+        "expected": expected,
+        "start_command": list(settings["production_start"]),
+        "stop_command": list(settings["production_stop"]),
+    }
     if process is None:
         if expected == "running":
             raise HsError(
@@ -71,15 +87,37 @@ def take(settings: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
             )
         argv = [str(word) for word in settings["production_argv"]]
         if not argv:
-            raise HsError("production is down on purpose, so its command line is not to be seen", UNTOUCHED, "give it as a list in hs_production_argv")
-        record.update(argv=argv, env=dict(os.environ), cwd="/", uid=os.geteuid(), gid=os.getegid(), groups=os.getgroups(), unit=None, pid=None, url=url_of(port, "127.0.0.1"))
+            raise HsError(
+                "production is down on purpose, so its command line is not to be seen",
+                UNTOUCHED,
+                "give it as a list in hs_production_argv",
+            )
+        record.update(
+            argv=argv,
+            env=dict(os.environ),
+            cwd="/",
+            uid=os.geteuid(),
+            gid=os.getegid(),
+            groups=os.getgroups(),
+            unit=None,
+            pid=None,
+            url=url_of(port, "127.0.0.1"),
+        )
     else:
         if expected == "stopped":
-            raise HsError("hs_production_expected is stopped, yet {} listens on port {}".format(process.describe(), port), UNTOUCHED, "set hs_production_expected=running")
+            raise HsError(
+                "hs_production_expected is stopped, yet {} listens on port {}".format(process.describe(), port),
+                UNTOUCHED,
+                "set hs_production_expected=running",
+            )
         try:
             record.update(procs.adoption(process))
         except PermissionError as error:
-            raise HsError("cannot read how production was started ({}): it is {}".format(error, process.describe()), UNTOUCHED, "run as that user, or as root (hs_become)") from error
+            raise HsError(
+                "cannot read how production was started ({}): it is {}".format(error, process.describe()),
+                UNTOUCHED,
+                "run as that user, or as root (hs_become)",
+            ) from error
         record["url"] = url_of(port, procs.listeners(port)[0].address)
     record["kind"] = _kind(settings, record)
     if record["kind"] == "systemd":
@@ -96,11 +134,30 @@ def _kind(settings: Mapping[str, Any], record: Mapping[str, Any]) -> str:
             return "command"
         return "systemd" if has_systemd() and (settings["production_unit"] or record.get("unit")) else "process"
     if kind == "systemd" and not (settings["production_unit"] or record.get("unit")):
-        raise HsError("production listens on port {} but belongs to no systemd unit".format(record["port"]), UNTOUCHED, "set hs_production_unit, or hs_production_kind=process to adopt it as it runs")
-    if kind == "systemd" and record.get("pid") and settings["production_unit"] and record.get("unit") != settings["production_unit"]:
-        raise HsError("the server on port {} belongs to {}, not to {}".format(record["port"], record.get("unit") or "no unit", settings["production_unit"]), UNTOUCHED, "correct hs_production_unit or hs_production_port")
+        raise HsError(
+            "production listens on port {} but belongs to no systemd unit".format(record["port"]),
+            UNTOUCHED,
+            "set hs_production_unit, or hs_production_kind=process to adopt it as it runs",
+        )
+    if (
+        kind == "systemd"
+        and record.get("pid")
+        and settings["production_unit"]
+        and record.get("unit") != settings["production_unit"]
+    ):
+        raise HsError(
+            "the server on port {} belongs to {}, not to {}".format(
+                record["port"], record.get("unit") or "no unit", settings["production_unit"]
+            ),
+            UNTOUCHED,
+            "correct hs_production_unit or hs_production_port",
+        )
     if kind == "command" and not (record["start_command"] and record["stop_command"]):
-        raise HsError("hs_production_kind is command, but its commands are not given", UNTOUCHED, "set hs_production_start and hs_production_stop, each a list of words")
+        raise HsError(
+            "hs_production_kind is command, but its commands are not given",
+            UNTOUCHED,
+            "set hs_production_start and hs_production_stop, each a list of words",
+        )
     return str(kind)
 
 
@@ -113,7 +170,16 @@ def summary(record: Mapping[str, Any]) -> str:
     }[record["kind"]]
     if record["expected"] == "stopped":
         return "down on purpose; it stays down"
-    return "pid {} on {}, {}; it comes back by {}".format(record["pid"], record["url"], {"systemd": "unit {}".format(record["unit"]), "command": "started by commands", "process": "a process started by hand"}[record["kind"]], how)
+    return "pid {} on {}, {}; it comes back by {}".format(
+        record["pid"],
+        record["url"],
+        {
+            "systemd": "unit {}".format(record["unit"]),
+            "command": "started by commands",
+            "process": "a process started by hand",
+        }[record["kind"]],
+        how,
+    )
 
 
 def members(record: Mapping[str, Any]) -> List[procs.Process]:
@@ -141,7 +207,12 @@ def stop(record: Mapping[str, Any], patience: float) -> List[str]:
                 raise HsError("the stop command ended, yet production still runs: {}".format(family[0].describe()))
         else:
             killed = procs.end(family, patience)
-            said.append("TERM to pid {}{}".format(record["pid"], "; after {:.0f} s KILL to {} of its processes".format(patience, len(killed)) if killed else ""))
+            said.append(
+                "TERM to pid {}{}".format(
+                    record["pid"],
+                    "; after {:.0f} s KILL to {} of its processes".format(patience, len(killed)) if killed else "",
+                )
+            )
     wait_released(family, int(record["port"]), patience)
     return said
 
@@ -158,11 +229,19 @@ def wait_released(family: List[procs.Process], port: int, patience: float) -> No
             return
         if time.monotonic() > until:
             if living:
-                raise HsError("{} of production's processes are still there, first {}".format(len(living), living[0].describe()))
+                raise HsError(
+                    "{} of production's processes are still there, first {}".format(len(living), living[0].describe())
+                )
             if holders:
                 who = holders[0].process.describe() if holders[0].process else "a process that we may not see"
-                raise HsError("port {} is held by {}".format(port, who), "it: a stranger's process is never killed", "end it, or ask its owner")
-            raise HsError("the driver still counts pids {} on the GPUs".format(on_gpu), next="look at nvidia-smi and dmesg")
+                raise HsError(
+                    "port {} is held by {}".format(port, who),
+                    "it: a stranger's process is never killed",
+                    "end it, or ask its owner",
+                )
+            raise HsError(
+                "the driver still counts pids {} on the GPUs".format(on_gpu), next="look at nvidia-smi and dmesg"
+            )
         time.sleep(0.2)
 
 
@@ -188,15 +267,31 @@ def start(record: Mapping[str, Any], log: Path) -> Optional[procs.Process]:
 def gone_reason(record: Mapping[str, Any], process: Optional[procs.Process]) -> Optional[str]:
     """Why a starting production cannot come any more (it died), or None while it may."""
     if record["kind"] == "systemd":
-        state = subprocess.run(["systemctl", "show", "-p", "ActiveState", "--value", record["unit"]], stdout=subprocess.PIPE, check=False).stdout.decode().strip()
-        return "unit {} is {}; journalctl -u {} tells why".format(record["unit"], state, record["unit"]) if state in ("failed", "inactive") else None
+        state = (
+            subprocess.run(
+                ["systemctl", "show", "-p", "ActiveState", "--value", record["unit"]],
+                stdout=subprocess.PIPE,
+                check=False,
+            )
+            .stdout.decode()
+            .strip()
+        )
+        return (
+            "unit {} is {}; journalctl -u {} tells why".format(record["unit"], state, record["unit"])
+            if state in ("failed", "inactive")
+            else None
+        )
     if process is not None and not procs.alive(process.pid, process.start):
-        return "the server ended while starting; its log ends: {}".format(" | ".join(spawn.last_lines(Path(record.get("stdout") or record.get("stderr") or os.devnull), 4)))
+        return "the server ended while starting; its log ends: {}".format(
+            " | ".join(spawn.last_lines(Path(record.get("stdout") or record.get("stderr") or os.devnull), 4))
+        )
     return None
 
 
 def wait(record: Mapping[str, Any], process: Optional[procs.Process], patience: float) -> None:
     """Wait until production gives real generations; HsError with the reason when it does not."""
-    reasons = server.wait_healthy(record["url"], record.get("api_key", ""), patience, lambda: gone_reason(record, process))
+    reasons = server.wait_healthy(
+        record["url"], record.get("api_key", ""), patience, lambda: gone_reason(record, process)
+    )
     if reasons:
         raise HsError("production does not answer: {}".format(reasons[0]))

@@ -41,7 +41,13 @@ class Report:
 
     def as_dict(self) -> Dict[str, Any]:
         """For JSON."""
-        return {"lines": self.lines, "failures": self.failures, "changed": self.changed, "failed": bool(self.failures), "run_id": self.run_id}
+        return {
+            "lines": self.lines,
+            "failures": self.failures,
+            "changed": self.changed,
+            "failed": bool(self.failures),
+            "run_id": self.run_id,
+        }
 
 
 def restore(state_dir: str, why: str, run_id: str = "") -> Report:
@@ -120,7 +126,9 @@ def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
 
 def _free_gpus(paths: Paths, journal: Journal, report: Report) -> None:
     job = Job("server", journal.folder)
-    production.wait_released(job.members(), int(journal.settings["extraction_port"]), float(journal.settings["stop_timeout"]))
+    production.wait_released(
+        job.members(), int(journal.settings["extraction_port"]), float(journal.settings["stop_timeout"])
+    )
 
 
 def _restore_source(paths: Paths, journal: Journal, report: Report) -> None:
@@ -156,14 +164,27 @@ def _start_production(paths: Paths, journal: Journal, report: Report) -> None:
         same = production.running(record) is not None
         if not same and server.healthy(record["url"], record["api_key"]) is not None:
             who = found[0].process.describe() if found[0].process else "a process that we may not see"
-            raise HsError("production's port {} is held by {}, which does not answer as a model server".format(record["port"], who), next="end it, or ask its owner; then run playbooks/restore.yml")
-        report.say("production runs as before" if same else "somebody else started a server on production's port and it answers; left alone")
+            raise HsError(
+                "production's port {} is held by {}, which does not answer as a model server".format(
+                    record["port"], who
+                ),
+                next="end it, or ask its owner; then run playbooks/restore.yml",
+            )
+        report.say(
+            "production runs as before"
+            if same
+            else "somebody else started a server on production's port and it answers; left alone"
+        )
         return
     family = production.members(record)
     if family:
-        production.stop(record, float(journal.settings["stop_timeout"]))  # it lives but listens no more: it was being stopped
+        production.stop(
+            record, float(journal.settings["stop_timeout"])
+        )  # it lives but listens no more: it was being stopped
     process = production.start(record, paths.run(journal.run_id) / "production.log")
-    report.say("started production: {}".format(production.summary(record).partition("; it comes back by ")[2]), changed=True)
+    report.say(
+        "started production: {}".format(production.summary(record).partition("; it comes back by ")[2]), changed=True
+    )
     if process is not None:
         fsio.write_json(paths.production, dict(record, pid=process.pid, start=process.start))
 
@@ -181,13 +202,20 @@ def _disarm(report: Report) -> None:
     """Take the guard away: with systemd its timer and every unit of the run; without, it ends by itself with the journal."""
     if not production.has_systemd():
         return
-    subprocess.run(["systemctl", "disable", "--now", "sglang-hs-guard.timer"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        ["systemctl", "disable", "--now", "sglang-hs-guard.timer"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
     for folder in UNIT_FOLDERS:
         for unit in sorted(Path(folder).glob("sglang-hs-*")):
             if not unit.is_dir():
                 unit.unlink()
     subprocess.run(["systemctl", "daemon-reload"], check=False)
-    subprocess.run(["systemctl", "reset-failed", "sglang-hs-*"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        ["systemctl", "reset-failed", "sglang-hs-*"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
 
 
 def _keep_result(paths: Paths, journal: Journal) -> None:
@@ -218,7 +246,9 @@ def _without_journal(paths: Paths, report: Report) -> None:
     if reason is None:
         report.say("no run is open; production answers on {}".format(record["url"]))
     else:
-        report.failures.append("no run is open, so nothing here stopped production, but it does not answer: {}".format(reason))
+        report.failures.append(
+            "no run is open, so nothing here stopped production, but it does not answer: {}".format(reason)
+        )
 
 
 def due(journal: Journal, now: float) -> Optional[str]:
@@ -227,14 +257,21 @@ def due(journal: Journal, now: float) -> Optional[str]:
     if document["boot_id"] != boot_id():
         return "the host was rebooted during the run"
     if journal.restoring:
-        if journal.last("restore") == "failed" and (int(document.get("restore_tries", 0)) >= RETRIES or now < document.get("retry_at", 0)):
+        if journal.last("restore") == "failed" and (
+            int(document.get("restore_tries", 0)) >= RETRIES or now < document.get("retry_at", 0)
+        ):
             return None
         return "a restore did not finish"
     if now > document["deadline"]:
         return "the window closed"
     server_state = Job("server", journal.folder).state()
     client_state = Job("client", journal.folder).state()
-    if journal.last("launch") is not None and server_state["asked"] and not server_state["running"] and now - server_state["ended"] > 20:
+    if (
+        journal.last("launch") is not None
+        and server_state["asked"]
+        and not server_state["running"]
+        and now - server_state["ended"] > 20
+    ):
         return "the extraction server ended with status {}".format(server_state["code"])
     if journal.last("extract") is not None:
         if client_state["running"]:
@@ -285,7 +322,9 @@ def start_detached(state_dir: str, why: str, run_id: str) -> None:
     report = paths.state / "restore.report.json"
     with contextlib.suppress(FileNotFoundError):
         report.unlink()
-    words = ["restore", "--state-dir", state_dir, "--why", why, "--report", str(report)] + (["--run-id", run_id] if run_id else [])
+    words = ["restore", "--state-dir", state_dir, "--why", why, "--report", str(report)] + (
+        ["--run-id", run_id] if run_id else []
+    )
     process = spawn.detached(spawn.program(paths.lib, *words), str(paths.state / "restore.log"))
     fsio.write_json(paths.state / "restore.pid.json", {"pid": process.pid, "start": process.start})
 
@@ -295,7 +334,13 @@ def outcome(state_dir: str) -> Dict[str, Any]:
     paths = Paths(state_dir)
     report = fsio.read_json(paths.state / "restore.report.json")
     if report is not None:
-        return {"finished": True, "failed": report["failed"], "line": "; ".join(report["failures"] or report["lines"]), "lines": report["lines"], "changed": report["changed"]}
+        return {
+            "finished": True,
+            "failed": report["failed"],
+            "line": "; ".join(report["failures"] or report["lines"]),
+            "lines": report["lines"],
+            "changed": report["changed"],
+        }
     started = fsio.read_json(paths.state / "restore.pid.json") or {"pid": 0, "start": 0}
     journal = Journal.load(paths)
     if procs.alive(started["pid"], started["start"]):
@@ -304,4 +349,9 @@ def outcome(state_dir: str) -> Dict[str, Any]:
     if journal is None:
         return {"finished": True, "failed": False, "line": "the run is closed", "lines": ["the run is closed"]}
     last_words = " | ".join(spawn.last_lines(paths.state / "restore.log", 4))
-    return {"finished": True, "failed": True, "line": "the restore program ended without a report: {}".format(last_words), "lines": []}
+    return {
+        "finished": True,
+        "failed": True,
+        "line": "the restore program ended without a report: {}".format(last_words),
+        "lines": [],
+    }

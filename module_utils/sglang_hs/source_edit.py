@@ -52,7 +52,7 @@ FOREIGN = "foreign"  # our blocks, and somebody changed something else or broke 
 _TAG = rb"\[source_patch (?P<version>[0-9a-f]{12}) block (?P<k>[0-9]+)/(?P<n>[0-9]+) of (?P<original>[0-9a-f]{16})\]"
 _MARKER_LINE = re.compile(rb"[ \t\f]*# (?P<kind>BEGIN|END) (?P<marker>[\x20-\x7e]+) " + _TAG)
 # Anything that was one of our markers before somebody changed the line.
-_MARKER_TRACE = re.compile(rb"\[source_patch [0-9a-f]{12} block [0-9]+/[0-9]+ of [0-9a-f]{16}\]")
+_MARKER_TRACE = re.compile(rb"\[source_patch ")
 _MARKER_TEXT = re.compile(r"[A-Za-z0-9](?:[\x20-\x7e]*[A-Za-z0-9.)])?\Z")
 
 
@@ -433,7 +433,8 @@ def _insert(
     insertions: List[Dict[str, Any]] = []
     position = 0
     body = len(anchors.BOM) if source.data.startswith(anchors.BOM) else 0
-    for index in sorted(range(len(places)), key=lambda i: places[i].offset):
+    # At one offset the deeper block comes first: the end of a method before the end of its class.
+    for index in sorted(range(len(places)), key=lambda i: (places[i].offset, -len(places[i].indent))):
         place, lines = places[index], variant["edits"][index]["lines"]
         mark = "{} " + tag.format(index + 1)
         block = ["# BEGIN " + mark.format(marker), *lines, "# END " + mark.format(marker)]

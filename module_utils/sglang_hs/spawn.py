@@ -98,7 +98,12 @@ def program(lib: Path, *words: str) -> Dict[str, Any]:
 
     return {
         "argv": [sys.executable, "-m", "sglang_hs", *words],
-        "env": {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(lib), "LC_ALL": "C.UTF-8", "HOME": os.environ.get("HOME", "/")},
+        "env": {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "PYTHONPATH": str(lib),
+            "LC_ALL": "C.UTF-8",
+            "HOME": os.environ.get("HOME", "/"),
+        },
         "cwd": "/",
     }
 

@@ -20,27 +20,33 @@ from .journal import GRACE, Journal, Paths
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
 
 
-def begin(state_dir: str, settings: Mapping[str, Any], wanted: Mapping[str, Any], operator: str, api_key: str = "", take_over: bool = False) -> Dict[str, Any]:
+def begin(
+    state_dir: str,
+    view: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    operator: str,
+    api_key: str = "",
+    take_over: bool = False,
+) -> Dict[str, Any]:
     """Take the host's lock, open the journal, record production, set the guard on watch. {run_id, attached, changed}.
 
-    A run of the same operator with the same wishes that is still open is *attached to*: the steps that are done are not done again.
+    ``view``: what preflight found; its ``settings`` are the run's. A run of the same operator with the same wishes that is still
+    open is *attached to*: the steps that are done are not done again.
     """
     paths = Paths(state_dir)
     paths.make()
     with fsio.mutex(paths.mutex, 30):
         journal = Journal.load(paths)
+        attached = journal is not None
         if journal is not None:
             may_attach(journal, wanted, operator, take_over)
             journal.record("begin", "done", "attached by {}".format(operator))
-            watch(paths, journal)
-            return {"run_id": journal.run_id, "attached": True, "changed": False}
-        record = production.take(settings, api_key)
-        journal = Journal.open(paths, operator, dict(settings), float(settings["window_s"]))
-        journal.document["wanted"] = dict(wanted)
-        fsio.write_json(paths.production, dict(record, run_id=journal.run_id))
-        journal.record("begin", "done")
+        else:
+            record = production.take(view["settings"], api_key)
+            journal = Journal.open(paths, operator, view, wanted, record)
+            journal.record("begin", "done")
         watch(paths, journal)
-        return {"run_id": journal.run_id, "attached": False, "changed": True}
+        return {"run_id": journal.run_id, "attached": attached, "changed": not attached}
 
 
 def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_over: bool) -> None:
@@ -61,7 +67,10 @@ def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_
         theirs = journal.document.get("wanted") or {}
         other = sorted(key for key in set(theirs) | set(wanted) if theirs.get(key) != wanted.get(key))
         raise HsError(
-            "run {} is open with other settings: {}".format(journal.run_id, ", ".join("{}={!r} there, {!r} here".format(key, theirs.get(key), wanted.get(key)) for key in other)),
+            "run {} is open with other settings: {}".format(
+                journal.run_id,
+                ", ".join("{}={!r} there, {!r} here".format(key, theirs.get(key), wanted.get(key)) for key in other),
+            ),
             "everything: that run goes on",
             "give the same settings to go on with it, or end it with playbooks/restore.yml",
         )
@@ -74,7 +83,9 @@ def watch(paths: Paths, journal: Journal) -> None:
     found = journal.document.get("guard") or {}
     if found and procs.alive(found["pid"], found["start"]):
         return
-    process = spawn.detached(spawn.program(paths.lib, "guard", "--state-dir", str(paths.state)), str(journal.folder / "guard.log"))
+    process = spawn.detached(
+        spawn.program(paths.lib, "guard", "--state-dir", str(paths.state)), str(journal.folder / "guard.log")
+    )
     journal.document["guard"] = {"pid": process.pid, "start": process.start}
     journal.save()
 
@@ -83,7 +94,11 @@ def forward(paths: Paths, run_id: str) -> Journal:
     """The open run, if it may go forward."""
     journal = Journal.require(paths, run_id)
     if journal.restoring:
-        raise HsError("a restore of run {} has begun; no step goes forward any more".format(run_id), "production, which is on its way back", "wait for the restore, then start playbooks/extract.yml again")
+        raise HsError(
+            "a restore of run {} has begun; no step goes forward any more".format(run_id),
+            "production, which is on its way back",
+            "wait for the restore, then start playbooks/extract.yml again",
+        )
     return journal
 
 
@@ -98,7 +113,10 @@ def production_record(paths: Paths) -> Dict[str, Any]:
     """production.json. Raises HsError when it is missing."""
     record = fsio.read_json(paths.production)
     if not isinstance(record, dict):
-        raise HsError("{} is missing: how production was started is not known".format(paths.production), next="start production by hand, then run playbooks/restore.yml")
+        raise HsError(
+            "{} is missing: how production was started is not known".format(paths.production),
+            next="start production by hand, then run playbooks/restore.yml",
+        )
     return record
 
 
@@ -176,20 +194,44 @@ def ready(journal: Journal) -> Dict[str, Any]:
         return {"finished": True, "failed": True, "line": "the capture helper refused this server: {}".format(reason)}
     if not state["running"]:
         last = " | ".join(spawn.last_lines(job.log, 6))
-        return {"finished": True, "failed": True, "line": "the extraction server ended with status {} while starting. Its log ends: {}".format(state["code"], last or "(empty)")}
+        return {
+            "finished": True,
+            "failed": True,
+            "line": "the extraction server ended with status {} while starting. Its log ends: {}".format(
+                state["code"], last or "(empty)"
+            ),
+        }
     ranks = sorted(attached.glob("rank*.json")) if attached.is_dir() else []
     if len(ranks) < int(settings["tensor_parallel"]):
         seen = spawn.last_lines(job.log, 1)
-        return {"finished": False, "failed": False, "line": "loading ({} of {} ranks attached): {}".format(len(ranks), settings["tensor_parallel"], seen[-1][:120] if seen else "no output yet")}
+        return {
+            "finished": False,
+            "failed": False,
+            "line": "loading ({} of {} ranks attached): {}".format(
+                len(ranks), settings["tensor_parallel"], seen[-1][:120] if seen else "no output yet"
+            ),
+        }
     for rank in ranks:
         said = fsio.read_json(rank) or {}
-        if [int(boundary) for boundary in said.get("boundaries", [])] != list(settings["boundaries"]) or said.get("final") != settings["final"]:
-            return {"finished": True, "failed": True, "line": "{} attached with other boundaries than asked for: {}".format(rank.name, said)}
+        if [int(boundary) for boundary in said.get("boundaries", [])] != list(settings["boundaries"]) or said.get(
+            "final"
+        ) != settings["final"]:
+            return {
+                "finished": True,
+                "failed": True,
+                "line": "{} attached with other boundaries than asked for: {}".format(rank.name, said),
+            }
     reason = server.healthy("http://127.0.0.1:{}".format(settings["extraction_port"]), timeout=60)
     if reason:
         return {"finished": False, "failed": False, "line": "attached; warming up: {}".format(reason[:120])}
     first = fsio.read_json(ranks[0]) or {}
-    return {"finished": True, "failed": False, "line": "ready: layout {}, boundaries {}, final {}, {} rank{}".format(first.get("layout"), first.get("boundaries"), first.get("final"), len(ranks), "s" * (len(ranks) > 1))}
+    return {
+        "finished": True,
+        "failed": False,
+        "line": "ready: layout {}, boundaries {}, final {}, {} rank{}".format(
+            first.get("layout"), first.get("boundaries"), first.get("final"), len(ranks), "s" * (len(ranks) > 1)
+        ),
+    }
 
 
 def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
@@ -198,7 +240,10 @@ def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
     with fsio.mutex(paths.mutex, 30):
         journal = forward(paths, run_id)
         if journal.last("launch") != "done":
-            raise HsError("the extraction server was not launched in run {}".format(run_id), next="start playbooks/extract.yml from its beginning")
+            raise HsError(
+                "the extraction server was not launched in run {}".format(run_id),
+                next="start playbooks/extract.yml from its beginning",
+            )
         job = Job("client", journal.folder)
         state = job.state()
         result = fsio.read_json(journal.folder / "result.json") or {}
@@ -211,7 +256,9 @@ def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
         fsio.write_json(spec_file, client_spec(journal))
         env = command.inherited(record["env"])
         path = record["env"].get("PYTHONPATH", "")
-        env.update(PYTHONPATH=str(paths.lib) + (":" + path if path else ""), CUDA_VISIBLE_DEVICES="", PYTHONUNBUFFERED="1")
+        env.update(
+            PYTHONPATH=str(paths.lib) + (":" + path if path else ""), CUDA_VISIBLE_DEVICES="", PYTHONUNBUFFERED="1"
+        )
         env.pop("SGLANG_HS_DUMP_DIR", None)
         argv = [journal.settings["engine_python"], "-m", "sglang_hs_client", "run", "--spec", str(spec_file)]
         job.prepare({"argv": argv, "env": env, "cwd": str(journal.folder)})
@@ -268,13 +315,33 @@ def extracted(journal: Journal) -> Dict[str, Any]:
         gone = Job("server", journal.folder).state()
         if not gone["running"] and not result:
             last = " | ".join(spawn.last_lines(Job("server", journal.folder).log, 4))
-            return {"finished": False, "failed": False, "line": "the extraction server ended (status {}): {}".format(gone["code"], last), "result": {}, "progress": progress}
+            return {
+                "finished": False,
+                "failed": False,
+                "line": "the extraction server ended (status {}): {}".format(gone["code"], last),
+                "result": {},
+                "progress": progress,
+            }
         return {"finished": False, "failed": False, "line": progress_line(progress), "result": {}, "progress": progress}
     if not result:
         last = " | ".join(spawn.last_lines(job.log, 6))
-        return {"finished": True, "failed": True, "line": "the client ended with status {} and no result. Its log ends: {}".format(state["code"], last or "(empty)"), "result": {}, "progress": progress}
+        return {
+            "finished": True,
+            "failed": True,
+            "line": "the client ended with status {} and no result. Its log ends: {}".format(
+                state["code"], last or "(empty)"
+            ),
+            "result": {},
+            "progress": progress,
+        }
     failed = result.get("outcome") != "complete"
-    return {"finished": True, "failed": failed, "line": str(result.get("message", result)), "result": result, "progress": progress}
+    return {
+        "finished": True,
+        "failed": failed,
+        "line": str(result.get("message", result)),
+        "result": result,
+        "progress": progress,
+    }
 
 
 def progress_line(progress: Mapping[str, Any]) -> str:
@@ -301,12 +368,20 @@ def progress(state_dir: str, run_id: str, what: str) -> Dict[str, Any]:
     journal = Journal.require(paths, run_id)
     found = ready(journal) if what == "launch" else extracted(journal)
     if what == "launch" and not found["finished"]:
-        begun = max(record["at"] for record in journal.document["steps"] if record["step"] == "launch" and record["state"] == "begun")
+        begun = max(
+            record["at"]
+            for record in journal.document["steps"]
+            if record["step"] == "launch" and record["state"] == "begun"
+        )
         if time.time() - begun > float(journal.settings["launch_timeout"]):
-            found.update(finished=True, failed=True, line="not ready after {} s (hs_launch_timeout); it was at: {}".format(journal.settings["launch_timeout"], found["line"]))
+            found.update(
+                finished=True,
+                failed=True,
+                line="not ready after {} s (hs_launch_timeout); it was at: {}".format(
+                    journal.settings["launch_timeout"], found["line"]
+                ),
+            )
     if found["finished"] and journal.last(what) == "begun":
         with fsio.mutex(paths.mutex, 30):
             forward(paths, run_id).record(what, "failed" if found["failed"] else "done", found["line"][:500])
     return found
-
-

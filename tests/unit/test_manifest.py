@@ -127,7 +127,7 @@ def test_a_file_that_is_no_book_is_refused(tmp_path: Path) -> None:
         book(tmp_path)
 
 
-def test_a_million_rows_stay_cheap(tmp_path: Path) -> None:
+def test_many_rows_stay_cheap(tmp_path: Path) -> None:
     manifest = book(tmp_path, lag=3600)
     manifest.add((idx, None, 5, None) for idx in range(100000))
     assert manifest.counts()["tokens_total"] == 500000

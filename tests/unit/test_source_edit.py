@@ -269,6 +269,23 @@ def test_several_blocks_in_one_file_are_numbered_by_edit_and_undone_together(pla
     assert place.read() == MODEL
 
 
+def test_blocks_of_different_depth_at_one_place_go_in_from_the_inside_out(tmp_path):
+    place = Place(tmp_path, b"class Model:\n    def __init__(self):\n        self.a = 1")
+    edits = [{"anchor": anchor, "lines": ["b = 1"]} for anchor in ({"class": "Model", "position": "end"}, END_OF_INIT)]
+    place.present([{"name": "both", "edits": edits}])
+    code = [line for line in place.read().decode().splitlines() if "[source_patch" not in line]
+    assert code[2:] == ["        self.a = 1", "        b = 1", "    b = 1"]
+    place.undo()
+    assert not place.read().endswith(b"\n")
+
+
+def test_a_damaged_marker_is_refused_with_its_line(place):
+    broken(place, lambda text: text.replace(" block 1/1", "", 1))
+    place.file.write_bytes(MODEL)
+    place.undo()
+    broken(place, lambda text: text.replace(" of ", " OF "))
+
+
 def test_statement_patterns_are_syntax_not_text(tmp_path):
     source = b"x = f(  1,\n  'two', three=3)\ny = [a\n     for a in b]\nz = p if q else r\nw = p if q else s\n"
     for pattern, matches in [

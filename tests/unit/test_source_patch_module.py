@@ -49,7 +49,8 @@ class Module:
             if given.get("state") != "absent":
                 given.setdefault("variants", [variant()])
             name = "result{}".format(len(tasks))
-            tasks.append({"source_patch": given, "register": name, "ignore_errors": True, "check_mode": check})
+            task = {"source_patch": given, "register": name, "ignore_errors": True}
+            tasks.append({**task, "check_mode": True} if check else task)
         answers = "{{ [" + ", ".join(str(task["register"]) for task in tasks) + "] | to_json }}"
         report = {"content": answers, "dest": str(self.home / "result.json")}
         tasks.append({"ansible.builtin.copy": report, "check_mode": False, "diff": False})
@@ -130,9 +131,8 @@ WRONG = [
 
 
 def test_wrong_input_gives_a_message_and_never_a_traceback(module):  # 24
-    cases = [(arguments, check, words) for arguments, words in WRONG for check in (True, False)]
-    results = module.run([{**arguments, "check": check} for arguments, check, _words in cases], "--diff")
-    for (arguments, _check, words), result in zip(cases, results):
+    results = module.run([{**arguments, "check": bool(index % 2)} for index, (arguments, _) in enumerate(WRONG)])
+    for (arguments, words), result in zip(WRONG, results):
         assert result["failed"], arguments
         assert words in result["msg"], arguments
         assert not result.get("changed")

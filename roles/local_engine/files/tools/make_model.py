@@ -304,6 +304,9 @@ def main() -> int:
         print("changed")
         return 0
     with locked(place.parent):
+        if is_current(place, made_from):  # made while this one waited
+            print("unchanged")
+            return 0
         new = place.with_name(f".{place.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
