@@ -13,7 +13,7 @@ import sys
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Type, Union
 
 from .errors import HsError
 
@@ -345,7 +345,7 @@ def _pyarrow(part: str, file: Path) -> Any:
         ) from error
 
 
-def _arrow_errors() -> Tuple[type, ...]:
+def _arrow_errors() -> Tuple[Type[BaseException], ...]:
     import importlib
 
     return (importlib.import_module("pyarrow").ArrowException, OSError)

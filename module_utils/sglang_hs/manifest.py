@@ -53,7 +53,7 @@ class Sample(NamedTuple):
     attempts: int
 
 
-_COLUMNS = "idx, name, length, state, file, bytes, sha256, reason, attempts"
+_SELECT = "SELECT idx, name, length, state, file, bytes, sha256, reason, attempts FROM samples "
 
 
 class Manifest:
@@ -176,27 +176,23 @@ class Manifest:
     def sample(self, idx: int) -> Optional[Sample]:
         """The book's row of a sample."""
         with self._lock:
-            found = self._db.execute("SELECT {} FROM samples WHERE idx = ?".format(_COLUMNS), (idx,)).fetchone()
+            found = self._db.execute(_SELECT + "WHERE idx = ?", (idx,)).fetchone()
         return Sample(*found) if found else None
 
     def done_as(self, name: str) -> Optional[Sample]:
         """A finished sample with the same token ids."""
         with self._lock:
-            found = self._db.execute(
-                "SELECT {} FROM samples WHERE name = ? AND state = 'done' LIMIT 1".format(_COLUMNS), (name,)
-            ).fetchone()
+            found = self._db.execute(_SELECT + "WHERE name = ? AND state = 'done' LIMIT 1", (name,)).fetchone()
         return Sample(*found) if found else None
 
     def samples(self, state: Optional[str] = None, page: int = 1000) -> Iterator[Sample]:
         """All samples (of one state) by idx, a page in memory at a time."""
         last = -1
-        clause = "AND state = ?" if state else ""
+        clause = "WHERE idx > ? AND state = ?" if state else "WHERE idx > ?"
         while True:
             values: List[Any] = [last] + ([state] if state else []) + [page]
             with self._lock:
-                found = self._db.execute(
-                    "SELECT {} FROM samples WHERE idx > ? {} ORDER BY idx LIMIT ?".format(_COLUMNS, clause), values
-                ).fetchall()
+                found = self._db.execute(_SELECT + clause + " ORDER BY idx LIMIT ?", values).fetchall()
             for values_of in found:
                 yield Sample(*values_of)
             if len(found) < page:

@@ -23,6 +23,7 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
     settings = normalise(wanted)
     _folders(settings)
     record = production.take(settings, api_key)
+    info = _ask_production(record)
     python = settings["engine_python"] or engine.interpreter(record["argv"], record["env"], record["cwd"])
     if not python:
         raise HsError(
@@ -33,7 +34,7 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
     installed = engine.describe(python, record["env"], record["cwd"])
     flags = engine.Flags(python, record["env"], record["cwd"])
     try:
-        facts = _examine(settings, record)
+        facts = _examine(settings, record, info)
     finally:
         known = flags.result()
     argv = command.extraction(
@@ -87,6 +88,8 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "canary_positions",
     ):
         settings[key] = _number(key, settings[key])
+    for key in ("production_argv", "production_start", "production_stop", "drop_arguments", "extra_arguments"):
+        settings[key] = [str(word) for word in settings[key]]
     settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
     settings["window_s"] = seconds(str(settings["window"]))
     return settings
@@ -112,8 +115,8 @@ def seconds(text: str) -> float:
     return float(total)
 
 
-def _examine(settings: Mapping[str, Any], record: Mapping[str, Any]) -> Dict[str, Any]:
-    """Production healthy, model there, boundaries inside it, extraction port free, no stranger on a GPU."""
+def _ask_production(record: Mapping[str, Any]) -> Dict[str, Any]:
+    """Real generations, and what the server says of itself; {} where production is down on purpose."""
     info: Dict[str, Any] = {}
     if record["expected"] == "running":
         reason = server.healthy(record["url"], record["api_key"])
@@ -124,6 +127,11 @@ def _examine(settings: Mapping[str, Any], record: Mapping[str, Any]) -> Dict[str
                 "mend it first: what is not healthy before cannot be shown to be healthy after",
             )
         info = server.server_info(record["url"], record["api_key"])
+    return info
+
+
+def _examine(settings: Mapping[str, Any], record: Mapping[str, Any], info: Mapping[str, Any]) -> Dict[str, Any]:
+    """Model there, boundaries inside it, extraction port free, no stranger on a GPU."""
     path = settings["model_path"] or command.model_path(record["argv"])
     if not path:
         raise HsError("production's command line names no model", UNTOUCHED, "set hs_model_path")

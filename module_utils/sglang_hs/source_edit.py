@@ -292,7 +292,7 @@ def _observe(path: str, backup_dir: str, state: str) -> Tuple[Plan, _Found, Opti
             None,
             ["The backup folder was not used: {}".format(error.what)],
         )  # an undo can do without
-    found = _find_blocks(data)
+    found = _find_blocks(data, str(record.get("patch_version")) if record else None)
     seen = Plan(path, real, state, PRISTINE, PRISTINE, False, data, data, folder, notes=notes, pristine=data)
     if found.problem:
         seen.sha256_pristine = record["sha256_pristine"] if record else None
@@ -509,8 +509,11 @@ def _version(variant: Dict[str, Any], marker: str) -> str:
 # -- recognising -------------------------------------------------------------------------------------------------------
 
 
-def _find_blocks(data: bytes) -> _Found:
-    """Find our blocks and prove what the file was without them."""
+def _find_blocks(data: bytes, on_record: Optional[str] = None) -> _Found:
+    """Find our blocks and prove what the file was without them.
+
+    ``on_record`` is the version of the edit that the record says is in the file.
+    """
     if not _MARKER_TRACE.search(data):
         return _NOTHING
     bom = anchors.BOM if data.startswith(anchors.BOM) else b""
@@ -524,7 +527,11 @@ def _find_blocks(data: bytes) -> _Found:
         comments = anchors.comment_lines(data.decode(anchors.encoding_of(anchors.split_lines(data))))
         if comments is not None:
             real = sorted(set(traces) & set(comments))
-            return _read_blocks(bom, lines, real) if real else _NOTHING
+            if real:
+                return _read_blocks(bom, lines, real)
+            if not on_record or "[source_patch {} ".format(on_record).encode("utf-8") not in data:
+                return _NOTHING
+            # It is our very block: a foreign change has made a text of it.
     return first
 
 

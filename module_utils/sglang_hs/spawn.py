@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import time
@@ -81,15 +82,24 @@ def _become(spec: Mapping[str, Any]) -> None:
     os.umask(int(spec.get("umask", 0o022)))
 
 
+# Lines of a server's log that say nothing of how it is doing: where a warning stands, a traceback's frames and marks.
+_NOISE = re.compile(
+    r"\s*(warnings\.warn\(|File \"|\^+\s*$|~+|During handling|The above exception|Traceback)|.*Ignore import error"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \w+)*\] ?")
+
+
 def last_lines(log: Path, count: int = 12) -> List[str]:
-    """The last lines of a server's log that say something: the traceback's end rather than its frames' source."""
+    """The last lines of a server's log that say something, without time stamps, colours and a traceback's frames."""
     try:
         with open(str(log), "rb") as handle:
             handle.seek(max(0, os.path.getsize(str(log)) - 65536))
             lines = handle.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    return [line.rstrip()[:300] for line in lines if line.strip()][-count:]
+    said = [_STAMP.sub("", _COLOUR.sub("", line)).rstrip()[:300] for line in lines if not _NOISE.match(line)]
+    return [line for line in said if line.strip()][-count:]
 
 
 def program(lib: Path, *words: str) -> Dict[str, Any]:

@@ -18,6 +18,7 @@ from .jobs import Job
 from .journal import GRACE, Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
+DUMP_LOCK = ".client.lock"
 
 
 def begin(
@@ -177,6 +178,8 @@ def clear_dumps(folder: Path) -> bool:
     for name in DUMP_FOLDERS:
         if not (folder / name).is_symlink():
             shutil.rmtree(str(folder / name), ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / DUMP_LOCK).unlink()
     with contextlib.suppress(OSError):  # a mount point, or a stranger's file: it stays
         folder.rmdir()
     return True

@@ -60,7 +60,9 @@ class LayerBase(nn.Module):
         self.self_attn = Attention()
         self.layer_communicator = SimpleNamespace(prepare_attn=self.prepare)
 
-    def prepare(self, hidden: torch.Tensor, residual: Optional[torch.Tensor], forward_batch: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    def prepare(
+        self, hidden: torch.Tensor, residual: Optional[torch.Tensor], forward_batch: Any
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             return self.input_layernorm(hidden), hidden.clone()
         normed, residual = self.input_layernorm(hidden, residual)
@@ -78,7 +80,14 @@ class LayerB(LayerBase):
 class LayerC(LayerBase):
     """Layout C: the layer appends its live residual to a list that it is given."""
 
-    def forward(self, positions: Any, hidden_states: Any, forward_batch: Any, residual: Any, captured_last_layer_outputs: Any = None) -> Any:
+    def forward(
+        self,
+        positions: Any,
+        hidden_states: Any,
+        forward_batch: Any,
+        residual: Any,
+        captured_last_layer_outputs: Any = None,
+    ) -> Any:
         hidden, residual = self.prepare(hidden_states, residual, forward_batch)
         if captured_last_layer_outputs is not None:
             captured_last_layer_outputs.append(residual)
@@ -88,7 +97,9 @@ class LayerC(LayerBase):
 class LayerD(LayerBase):
     """Layout D: the residual lives in the batch, the accumulator has ``capture``."""
 
-    def forward(self, positions: Any, hidden_states: Any, forward_batch: Any, captured_last_layer_outputs: Any = None) -> Any:
+    def forward(
+        self, positions: Any, hidden_states: Any, forward_batch: Any, captured_last_layer_outputs: Any = None
+    ) -> Any:
         hidden, forward_batch.stream = self.prepare(hidden_states, forward_batch.stream, forward_batch)
         if captured_last_layer_outputs is not None:
             captured_last_layer_outputs.capture(forward_batch.stream, owned=False)
@@ -103,7 +114,9 @@ class Model(nn.Module):
         torch.manual_seed(seed)
         self.layout = layout
         self.embed_tokens = nn.Embedding(VOCAB, HIDDEN)
-        self.layers = nn.ModuleList([{"A": LayerB, "B": LayerB, "C": LayerC, "D": LayerD}[layout]() for _ in range(LAYERS)])
+        self.layers = nn.ModuleList(
+            [{"A": LayerB, "B": LayerB, "C": LayerC, "D": LayerD}[layout]() for _ in range(LAYERS)]
+        )
         self.norm = Norm()
         if layout != "A":
             self.layers_to_capture: List[int] = []
@@ -132,7 +145,13 @@ class Model(nn.Module):
             return boundaries, state, self.norm(state)
 
 
-def batch(sequences: List[List[int]], rids: Optional[List[str]] = None, prefixes: Optional[List[int]] = None, mode: str = "EXTEND", padding: int = 0) -> Any:
+def batch(
+    sequences: List[List[int]],
+    rids: Optional[List[str]] = None,
+    prefixes: Optional[List[int]] = None,
+    mode: str = "EXTEND",
+    padding: int = 0,
+) -> Any:
     """A ForwardBatch of ``sequences`` (the tokens that are computed), laid end to end."""
     flat = [token for ids in sequences for token in ids]
     return SimpleNamespace(
@@ -145,7 +164,15 @@ def batch(sequences: List[List[int]], rids: Optional[List[str]] = None, prefixes
     )
 
 
-def capture(model: Model, folder: Path, boundaries: Tuple[int, ...] = (1, 3), final: str = "both", rank: int = 0, ranks: int = 1, buffers: int = 2) -> Recorder:
+def capture(
+    model: Model,
+    folder: Path,
+    boundaries: Tuple[int, ...] = (1, 3),
+    final: str = "both",
+    rank: int = 0,
+    ranks: int = 1,
+    buffers: int = 2,
+) -> Recorder:
     """The real capture on ``model``, as attach() would put it there for this rank."""
     settings = Settings(folder, boundaries, final, buffers)
     exchange = Exchange(folder, rank)
@@ -162,7 +189,9 @@ def save_checkpoint(model: Model, head: torch.Tensor, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"language_model.lm_head.weight": head, "language_model.model.norm.weight": model.norm.weight.detach()}
     for index, layer in enumerate(model.layers):
-        tensors["language_model.model.layers.{}.input_layernorm.weight".format(index)] = layer.input_layernorm.weight.detach()
+        tensors["language_model.model.layers.{}.input_layernorm.weight".format(index)] = (
+            layer.input_layernorm.weight.detach()
+        )
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps({"text_config": {"rms_norm_eps": EPS, "vocab_size": VOCAB}}))
 
@@ -173,18 +202,30 @@ class Engine:
     ``cut``: tokens that the server takes in silence. ``lie``: it reports all of them all the same. ``cache``: prefixes are cached.
     """
 
-    def __init__(self, folder: Path, layout: str = "D", ranks: int = 1, boundaries: Tuple[int, ...] = (1, 3), final: str = "pre_norm") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: str = "D",
+        ranks: int = 1,
+        boundaries: Tuple[int, ...] = (1, 3),
+        final: str = "pre_norm",
+    ) -> None:
         torch.manual_seed(7)
         self.models = [Model(layout) for _ in range(ranks)]
         self.head = torch.randn(VOCAB, HIDDEN)
         self.dump = folder / "dump"
         self.checkpoint = folder / "model"
         save_checkpoint(self.models[0], self.head, self.checkpoint)
-        self.recorders = [capture(model, self.dump, boundaries, final, rank, ranks) for rank, model in enumerate(self.models)]
+        self.recorders = [
+            capture(model, self.dump, boundaries, final, rank, ranks) for rank, model in enumerate(self.models)
+        ]
         self.cut: Optional[int] = None
         self.lie = False
         self.cache = False
-        self.fault: Callable[[int, List[int], Dict[str, Any]], Tuple[int, Any]] = lambda number, ids, answer: (200, answer)
+        self.fault: Callable[[int, List[int], Dict[str, Any]], Tuple[int, Any]] = lambda number, ids, answer: (
+            200,
+            answer,
+        )
         self.requests: List[List[int]] = []
         self._seen: List[List[int]] = []
         self._lock = threading.Lock()
@@ -225,9 +266,15 @@ class Engine:
             for model in reversed(self.models):
                 with torch.no_grad():
                     hidden = model(None, None, batch([taken[prefix:]], [body["rid"]], [prefix]))
-        meta: Dict[str, Any] = {"prompt_tokens": len(ids) if self.lie else len(taken), "cached_tokens": 0 if self.lie else prefix}
+        meta: Dict[str, Any] = {
+            "prompt_tokens": len(ids) if self.lie else len(taken),
+            "cached_tokens": 0 if self.lie else prefix,
+        }
         if body.get("return_logprob") and not prefix:
             chances = torch.log_softmax(hidden @ self.head.T, -1)[:-1].topk(body["top_logprobs_num"])
-            tops = [[[float(value), int(token), None] for value, token in zip(*pair)] for pair in zip(chances.values, chances.indices)]
+            tops = [
+                [[float(value), int(token), None] for value, token in zip(*pair, strict=True)]
+                for pair in zip(chances.values, chances.indices, strict=True)
+            ]
             meta["input_top_logprobs"] = [None, *tops]
         return self.fault(number, ids, {"output_ids": [1], "meta_info": meta})

@@ -36,7 +36,7 @@ def wait(path: Path) -> Path:
 
 def done(folder: Path, name: str, suffix: str = "") -> Dict[str, Any]:
     with safe_open(str(wait(folder / "done" / (name + suffix + ".safetensors"))), framework="pt") as handle:
-        return dict({key: handle.get_tensor(key) for key in handle.keys()}, metadata=handle.metadata())  # noqa: SIM118
+        return dict({key: handle.get_tensor(key) for key in handle.keys()}, metadata=handle.metadata())
 
 
 def reason(folder: Path, name: str) -> str:
@@ -63,7 +63,7 @@ def test_states_are_right_and_the_answer_unchanged(tmp_path: Path, layout: str, 
     assert json.loads((tmp_path / "attached" / "rank0.json").read_text())["layout"] == layout
     names = [wish(tmp_path, ids) for ids in IDS]
     assert torch.equal(run(model, *IDS), plain)
-    for ids, name in zip(IDS, names):
+    for ids, name in zip(IDS, names, strict=True):
         found = done(tmp_path, name)
         boundaries, pre, post = model.reference(ids)
         assert found["token_ids"].tolist() == ids
@@ -73,7 +73,13 @@ def test_states_are_right_and_the_answer_unchanged(tmp_path: Path, layout: str, 
         assert ("final_post_norm" in found) == (final == "both")
         if final == "both":
             torch.testing.assert_close(found["final_post_norm"], post)
-        assert found["metadata"] == {"boundaries": "0,1,2,3,4", "final": final, "dtype": "float32", "release": "0.0-fake", "name": name}
+        assert found["metadata"] == {
+            "boundaries": "0,1,2,3,4",
+            "final": final,
+            "dtype": "float32",
+            "release": "0.0-fake",
+            "name": name,
+        }
     assert recorder.current is None
 
 
@@ -158,7 +164,7 @@ def test_a_partial_sum_is_refused(tmp_path: Path) -> None:
     recorder = capture(model, tmp_path, (1,), "pre_norm")
     name = wish(tmp_path, [1, 2, 3])
     partial = torch.ones(3, HIDDEN)
-    partial._sglang_needs_allreduce_fusion = True  # type: ignore[attr-defined]
+    partial._sglang_needs_allreduce_fusion = True
     recorder.begin(batch([[1, 2, 3]]))
     recorder.boundary(1, torch.ones(3, HIDDEN))
     recorder.final((partial, None), (torch.ones(3, HIDDEN), torch.ones(3, HIDDEN)))
@@ -180,10 +186,10 @@ def test_an_engine_error_in_the_forward_frees_the_buffer(tmp_path: Path) -> None
     model = Model("D")
     capture(model, tmp_path, buffers=1)
     name = wish(tmp_path, [1, 2])
-    good, model.layers[4].self_attn.forward = model.layers[4].self_attn.forward, None  # type: ignore[method-assign,assignment]
+    good, model.layers[4].self_attn.forward = model.layers[4].self_attn.forward, None
     with pytest.raises(TypeError):
         run(model, [1, 2])
-    model.layers[4].self_attn.forward = good  # type: ignore[method-assign]
+    model.layers[4].self_attn.forward = good
     run(model, [9])
     assert "error of the engine" in reason(tmp_path, name)
     run(model, [1, 2])
@@ -214,7 +220,12 @@ def test_the_forward_waits_while_the_storage_lags(tmp_path: Path, monkeypatch: p
     import sglang_hs_capture.writer as writer
 
     real = writer.write_whole
-    monkeypatch.setattr(writer, "write_whole", lambda path, pieces: (time.sleep(0.2), real(path, pieces)))
+
+    def slow(path: Path, pieces: Any) -> None:
+        time.sleep(0.2)
+        real(path, pieces)
+
+    monkeypatch.setattr(writer, "write_whole", slow)
     model = Model("D")
     capture(model, tmp_path, buffers=1)
     names = [wish(tmp_path, [token]) for token in range(4)]
@@ -277,7 +288,9 @@ def test_wrong_settings_are_named(values: Dict[str, str], told: str) -> None:
         ({"layer": True}, "unknown layout"),
     ],
 )
-def test_attach_refuses_and_the_server_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Dict[str, Any], told: str) -> None:
+def test_attach_refuses_and_the_server_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Dict[str, Any], told: str
+) -> None:
     monkeypatch.setenv("SGLANG_HS_DUMP_DIR", str(tmp_path / "dump"))
     monkeypatch.setenv("SGLANG_HS_BOUNDARIES", change.get("boundaries", "1,3"))
     name, value = change.get("argument", ("", None))

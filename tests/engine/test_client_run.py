@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
@@ -16,7 +17,7 @@ from safetensors import safe_open
 from sglang_hs.dataset import sequence_name
 from sglang_hs.manifest import Manifest
 from sglang_hs_capture import hooks, recorder
-from sglang_hs_client import dumpfile, output
+from sglang_hs_client import dumpfile, extract, output
 from sglang_hs_client.run import Run
 from sglang_hs_client.spec import parse
 
@@ -65,7 +66,9 @@ class Setup:
 
     def check(self, rows: List[List[int]] = ROWS) -> None:
         """Every sample is there once, whole, and right."""
-        assert sorted(os.listdir(str(self.output / "hidden_states"))) == sorted("hs_{}.safetensors".format(idx) for idx in range(len(rows)))
+        assert sorted(os.listdir(str(self.output / "hidden_states"))) == sorted(
+            "hs_{}.safetensors".format(idx) for idx in range(len(rows))
+        )
         for idx, ids in enumerate(rows):
             path = self.output / "hidden_states" / "hs_{}.safetensors".format(idx)
             with safe_open(str(path), framework="pt") as handle:
@@ -227,7 +230,9 @@ def test_planted_other_checkpoint(setup: Setup) -> None:
 
 
 def test_a_server_that_answers_500_now_and_then(setup: Setup) -> None:
-    setup.engine.fault = lambda number, ids, answer: (500, {"error": "no"}) if number > 12 and number % 3 == 0 else (200, answer)
+    setup.engine.fault = lambda number, ids, answer: (
+        (500, {"error": "no"}) if number > 12 and number % 3 == 0 else (200, answer)
+    )
     code, result = setup.run(retries=4)
     assert code == 0, result
     setup.check()
@@ -332,7 +337,9 @@ def test_another_file_system_copies(setup: Setup, monkeypatch: pytest.MonkeyPatc
     setup.check()
 
 
-def test_the_output_disk_full_stops_the_run_and_keeps_what_is_done(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_disk_full_stops_the_run_and_keeps_what_is_done(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.replace
     placed: List[str] = []
 
@@ -352,18 +359,15 @@ def test_the_output_disk_full_stops_the_run_and_keeps_what_is_done(setup: Setup,
     setup.check()
 
 
-def test_the_window_closes_and_the_next_run_goes_on(setup: Setup) -> None:
-    slow = setup.engine.fault
-
-    def wait(number: int, ids: List[int], answer: Any) -> Tuple[int, Any]:
-        time.sleep(0.05 if number > 10 else 0)
-        return slow(number, ids, answer)
-
-    setup.engine.fault = wait
-    code, result = setup.run(stop_taking_work_at=time.time() + 1.2, in_flight=1)
+def test_the_window_closes_and_the_next_run_goes_on(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = time.time() + 3600
+    clock = SimpleNamespace(time=lambda: end * (len(setup.engine.requests) > 14), monotonic=time.monotonic)
+    monkeypatch.setattr(extract, "time", clock)
+    code, result = setup.run(stop_taking_work_at=end, in_flight=1)
     assert (code, result["outcome"]) == (3, "window"), result
     assert 0 < result["counts"]["done"] < len(ROWS)
     assert json.loads((setup.output / "manifest.json").read_text())["complete"] is False
+    monkeypatch.undo()
     assert setup.run()[0] == 0
     setup.check()
 

@@ -84,7 +84,12 @@ def test_a_prompt_is_sent_as_ids_with_the_name_as_request_id(answers: Answers) -
     [
         (200, {"meta_info": {"prompt_tokens": 1}}, "took 1 of 2 tokens", True),
         (200, {"meta_info": {"prompt_tokens": 2, "cached_tokens": 1}}, "prefix cache", True),
-        (200, {"meta_info": {"prompt_tokens": 2, "finish_reason": {"type": "abort", "message": "out of memory"}}}, "out of memory", False),
+        (
+            200,
+            {"meta_info": {"prompt_tokens": 2, "finish_reason": {"type": "abort", "message": "out of memory"}}},
+            "out of memory",
+            False,
+        ),
         (200, {"text": ""}, "no meta_info", False),
         (200, "{oops", "not JSON", False),
         (500, {"error": "no"}, "answered 500", False),

@@ -71,7 +71,13 @@ def test_not_utf8_is_a_bad_row(tmp_path: Path) -> None:
 
 
 def test_scan_sums_up(tmp_path: Path) -> None:
-    rows = [{"input_ids": list(range(10)), "loss_mask": [1] * 10}, {"input_ids": [1, 2]}, {"input_ids": [1, 2]}, "{", "{"]
+    rows = [
+        {"input_ids": list(range(10)), "loss_mask": [1] * 10},
+        {"input_ids": [1, 2]},
+        {"input_ids": [1, 2]},
+        "{",
+        "{",
+    ]
     path = write(tmp_path / "d.jsonl", rows)
     found = dataset.scan(path, 100, 8, cut_to=4, limit_bad=1)
     assert (found.samples, found.tokens, found.unique, found.unique_tokens) == (3, 8, 2, 6)

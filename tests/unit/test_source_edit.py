@@ -286,6 +286,12 @@ def test_a_damaged_marker_is_refused_with_its_line(place):
     broken(place, lambda text: text.replace(" of ", " OF "))
 
 
+def test_a_block_that_became_part_of_a_text_is_refused(place):
+    opened = place.plan().after.decode().splitlines()[17]
+    assert "self.layers = [" in opened
+    broken(place, lambda text: text.replace(opened, "        note = '''") + "'''\n")
+
+
 def test_statement_patterns_are_syntax_not_text(tmp_path):
     source = b"x = f(  1,\n  'two', three=3)\ny = [a\n     for a in b]\nz = p if q else r\nw = p if q else s\n"
     for pattern, matches in [

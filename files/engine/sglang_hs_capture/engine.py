@@ -6,7 +6,7 @@ SGLang moved its process-wide arguments three times; each question here tries th
 from __future__ import annotations
 
 import importlib
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -15,26 +15,38 @@ def _call(module: str, name: str) -> Any:
     """``module.name()``, or None where this release has no such thing (or it is not ready yet)."""
     try:
         return getattr(importlib.import_module(module), name)()
-    except Exception:  # noqa: BLE001 - an unknown release may fail here in any way; the caller has other places to ask
+    except Exception:
+        return None
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    """``holder.name`` or None: the holders of newer releases raise errors of their own for unknown names."""
+    try:
+        return getattr(holder, name, None)
+    except Exception:  # see above
         return None
 
 
 def server_argument(name: str) -> Any:
     """The value of a server argument that is in effect, None where this release knows no such argument."""
+    context = _call("sglang.srt.runtime_context", "get_context")
+    try:
+        value = context.config_leaf(name)  # the resolved value; get_server_args() there is what the operator typed
+        if value is not None:
+            return value
+    except Exception:  # an older release, or a name that this one does not know
+        context = None
     for module, getter in (
         ("sglang.srt.runtime_context", "get_parallel"),
         ("sglang.srt.runtime_context", "get_server_args"),
         ("sglang.srt.server_args", "get_global_server_args"),
     ):
-        holder = _call(module, getter)
-        if holder is not None:
-            try:
-                return getattr(holder, name)
-            except Exception:  # noqa: BLE001 - holders of newer releases raise their own errors for unknown names
-                continue
+        value = _attribute(_call(module, getter), name)
+        if value is not None:
+            return value
     try:
         return importlib.import_module("sglang.srt.managers.schedule_batch").global_server_args_dict.get(name)
-    except Exception:  # noqa: BLE001
+    except Exception:
         return None
 
 
@@ -42,7 +54,7 @@ def release() -> str:
     """Version of the sglang package, "unknown" where it does not say."""
     try:
         return str(importlib.import_module("sglang").__version__)
-    except Exception:  # noqa: BLE001
+    except Exception:
         return "unknown"
 
 
@@ -83,7 +95,11 @@ def refusals(model: Any, device: str) -> List[str]:
     group = getattr(model, "pp_group", None)
     if int(getattr(group, "world_size", 1) or 1) > 1 or _number("pp_size") > 1:
         found.append("pipeline parallelism (pp_size > 1): a rank holds only some of the layers; start with --pp-size 1")
-    if _number("enable_dp_attention") or _call("sglang.srt.layers.dp_attention", "is_dp_attention_enabled") is True:
+    if (
+        _number("enable_dp_attention")
+        or _number("attn_dp_size") > 1
+        or _call("sglang.srt.layers.dp_attention", "is_dp_attention_enabled") is True
+    ):
         found.append("DP attention scatters the tokens over the ranks; start without --enable-dp-attention")
     if _number("dp_size") > 1:
         found.append(
@@ -112,6 +128,19 @@ def refusals(model: Any, device: str) -> List[str]:
     return found
 
 
+def settings_in_effect() -> Dict[str, Any]:
+    """The server arguments that decide whether a capture is whole, as this release tells them; for the record."""
+    parallel = ("tp_size", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "moe_a2a_backend")
+    schedule = ("enable_two_batch_overlap", "disable_radix_cache", "chunked_prefill_size", "max_running_requests")
+    names = (*parallel, *schedule, "attention_backend", "dtype")
+    found = {name: server_argument(name) for name in names}
+    return {
+        name: value if isinstance(value, (int, float)) else str(value)
+        for name, value in found.items()
+        if value is not None
+    }
+
+
 def graph_capture_running() -> bool:
     """Whether a CUDA graph is being captured right now: nothing may be copied or synchronised then."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

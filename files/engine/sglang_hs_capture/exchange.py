@@ -10,6 +10,7 @@ failed/<name>.json              why there is no dump (failed/<name>.rank{r}.json
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -97,7 +98,5 @@ class Exchange:
         self._report(self.folder / "attached" / "refused-rank{}.json".format(self.rank), {"reason": reason})
 
     def _drop(self, name: str) -> None:
-        try:
+        with contextlib.suppress(OSError):
             (self.folder / "attached" / name).unlink()
-        except OSError:
-            pass

@@ -59,7 +59,7 @@ def plan(batch: Any, wish: Callable[[str], Optional[str]]) -> Tuple[int, List[Se
     wanted: List[Sequence] = []
     refused: List[Refusal] = []
     start = 0
-    for index, (length, prefix) in enumerate(zip(lengths, prefixes)):
+    for index, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True)):
         stop = start + length
         part = ids[start:stop]
         asked = _name(rids[index]) if index < len(rids) else None

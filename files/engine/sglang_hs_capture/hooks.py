@@ -191,4 +191,5 @@ def describe(model: Any, recorder: Recorder, layout: str, size: int) -> Dict[str
         "num_layers": len(model.layers),
         "release": recorder.release,
         "helper_sha256": helper_sha256(),
+        "server": engine.settings_in_effect(),
     }

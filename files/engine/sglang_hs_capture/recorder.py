@@ -47,7 +47,7 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
     def call(self: "Recorder", *args: Any, **kwargs: Any) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server must live
+        except Exception as error:
             log.exception("the capture failed in %s", method.__name__)
             if self.current is not None:
                 self.current.problem = self.current.problem or "the capture failed: {!r}".format(error)

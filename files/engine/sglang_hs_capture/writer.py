@@ -57,7 +57,7 @@ class Writer:
                 job.slot.wait()
                 for dump in job.dumps:
                     self._write(dump)
-            except Exception as error:  # noqa: BLE001 - a dead writer would block the engine for ever
+            except Exception as error:
                 log.exception("the writer failed")
                 for dump in job.dumps:
                     self._exchange.fail(dump.name, "the writer failed: {!r}".format(error))

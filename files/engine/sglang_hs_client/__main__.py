@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import List, Optional
 
 import torch
-
 from sglang_hs.errors import HsError
 
 from .run import Run

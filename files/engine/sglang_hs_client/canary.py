@@ -254,7 +254,8 @@ class Canary:
                 "lm_head(norm(final state)) differs from the server's own log-probabilities by {:.3g} nats at {} positions".format(
                     worst, len(self._errors)
                 ),
-                "the final state is not the one before the final norm (pre- and post-norm mixed up, a partial sum), or model_path is another checkpoint than the server's",
+                "the final state is not the one before the final norm (pre- and post-norm mixed up, a partial sum), "
+                "or model_path is another checkpoint than the server's",
             )
 
     def _whole(self, name: str, ids: List[int]) -> None:
@@ -267,7 +268,9 @@ class Canary:
         except SampleFault as fault:
             raise self._refuse(
                 "the longest sample ({} tokens) did not come out whole: {}".format(len(ids), fault.reason),
-                "chunked prefill left on (--chunked-prefill-size -1), or a context shorter than the sample",
+                "a dump folder smaller than a sample"
+                if "no space left" in fault.reason
+                else "chunked prefill left on (--chunked-prefill-size -1), or a context shorter than the sample",
             ) from fault
         finally:
             self.exchange.forget(name)

@@ -10,7 +10,6 @@ from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 from safetensors import safe_open
-
 from sglang_hs.errors import HsError
 
 PREFIXES = ("", "language_model.")  # the second is Kimi-K2.5's

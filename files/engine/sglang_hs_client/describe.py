@@ -72,7 +72,7 @@ def manifest(
         "hidden_size": spec.hidden_size,
         "vocab_size": spec.vocab_size,
         "num_layers": attached["num_layers"],
-        "engine": {key: attached[key] for key in ("release", "layout", "tp_size", "helper_sha256")},
+        "engine": {key: attached[key] for key in ("release", "layout", "tp_size", "helper_sha256", "server")},
         "dataset": {"path": spec.dataset, "sha256": identity["dataset_sha256"], "cut_to": spec.cut_to},
         "model": {"path": spec.model_path, "fingerprint": identity["model"]},
         "counts": counts,

@@ -170,7 +170,7 @@ class Extraction:
                 self.stop(Halt("failed", fault.what, fault.left))
             except ServerGone as gone:
                 self.stop(Halt("failed", str(gone), "what is done stays; the sample stays pending"))
-            except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run hanging
+            except Exception as error:
                 self.stop(
                     Halt("failed", "the client failed at sample {}: {!r}".format(row.idx, error), "what is done stays")
                 )
@@ -249,7 +249,7 @@ class Extraction:
 
     def _give_up(self, row: Row, name: str, fault: SampleFault, attempts: int) -> None:
         dump = self.exchange.folder / "done" / (name + ".safetensors")
-        for idx in [row.idx] + self._pop_twins(name):
+        for idx in [row.idx, *self._pop_twins(name)]:
             self.output.quarantine(
                 idx, fault.reason, {"name": name, "tokens": len(row.input_ids), "attempts": attempts}, dump
             )
@@ -268,7 +268,7 @@ class Extraction:
 
 def budget_message(manifest: Manifest, budget: int, spent: int, shown: int = 5) -> str:
     """The list that the operator needs: the first few samples and their reasons."""
-    lines = []
+    lines: List[str] = []
     for state in (FAILED, "bad"):
         for sample in manifest.samples(state, page=shown):
             if len(lines) == shown:

@@ -60,7 +60,7 @@ class Run:
             halt = Halt("failed", "{}{}".format(error.what, " Next: " + error.next if error.next else ""), error.left)
         except ServerGone as error:
             halt = Halt("failed", str(error), "what is done stays")
-        except Exception as error:  # noqa: BLE001 - the result must say something whatever happened
+        except Exception as error:
             halt = Halt("failed", "the client failed: {!r}".format(error), "what is done stays")
         finally:
             if self.manifest is not None:
@@ -131,7 +131,7 @@ class Run:
         self.progress.phase("finish", "describing the output")
         halt = extraction.halt if extraction is not None else None
         counts = manifest.counts()
-        if halt is None or counts["pending"] == 0 and halt.outcome in ("window", "stopped"):
+        if halt is None or (counts["pending"] == 0 and halt.outcome in ("window", "stopped")):
             message = "{} of {} samples are in {}".format(counts["done"], counts["total"], spec.output_dir)
             lost = counts["failed"] + counts["bad"]
             halt = Halt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
@@ -67,10 +68,8 @@ class Server:
 
     def abort(self, rid: str) -> None:
         """Ask the server to forget a request that took too long; what comes of it does not matter."""
-        try:
+        with contextlib.suppress(SampleFault, ServerGone):
             self._post("/abort_request", {"rid": rid}, 10.0)
-        except (SampleFault, ServerGone):
-            pass
 
     def _post(self, path: str, body: Any, timeout: float) -> Any:
         payload = json.dumps(body).encode()

@@ -42,10 +42,30 @@ def test_no_stray_units(host: Host) -> None:
 
 
 def test_no_lock_left(host: Host) -> None:
-    """Nobody holds the host."""
-    folder = host.file("/var/lib/sglang-hs")
-    left = [name for name in folder.listdir() if "lock" in name] if folder.exists else []
-    assert left == []
+    """Nobody holds the host: the run is closed, nothing of it is edited, dumped or running."""
+    state = host.file("/var/lib/sglang-hs")
+    assert state.is_directory
+    assert {"lock", "journal.json"}.isdisjoint(state.listdir())
+    assert host.file("/var/lib/sglang-hs/backup").listdir() == []
+    assert not host.file("/dev/shm/sglang_hs").exists
+    assert host.run("pgrep -fa sglang_hs").stdout == ""
+
+
+def test_secrets_are_for_root_alone(host: Host) -> None:
+    """Production's environment may hold secrets: nobody else reads it, and the run's copies of it are gone."""
+    assert host.file("/var/lib/sglang-hs/production.json").mode == 0o600
+    assert host.file("/var/lib/sglang-hs/runs").mode == 0o700
+    assert host.check_output("find /var/lib/sglang-hs/runs -name '*.env' -o -name '*.job.json'") == ""
+
+
+def test_the_run_was_closed_by_its_restore(host: Host) -> None:
+    """The journal of the run tells the whole story, in order."""
+    text = host.check_output("cat /var/lib/sglang-hs/runs/*/journal.json")
+    journal = json.loads(text)
+    assert journal["closed"]["outcome"] == "restored"
+    done = [record["step"] for record in journal["steps"] if record["state"] == "done"]
+    assert [step for step in done if not step.startswith("restore")] == ["begin", "patch", "stop", "launch", "extract"]
+    assert done[-1] == "restore"
 
 
 def test_all_samples_are_there(host: Host, record: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ class TinyMediaProcessor:
     """Geometry of the vision tower: patch size in pixels, limits in patches."""
 
     def __init__(self, media_proc_cfg: dict[str, Any]) -> None:
+        """Keep the configuration, which the engine reads too."""
         self.media_proc_cfg = media_proc_cfg
 
     def media_tokens_calculator(self, media: dict[str, Any]) -> int:
@@ -39,6 +40,7 @@ class TinyKimiProcessor:
     """Tokenizer and media processor under the names that the engine asks for."""
 
     def __init__(self, tokenizer: Any, media_processor: TinyMediaProcessor) -> None:
+        """Take the two parts; the engine asks for the second under either name."""
         self.tokenizer = tokenizer
         self.media_processor = media_processor
         self.image_processor = media_processor

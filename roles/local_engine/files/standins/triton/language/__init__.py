@@ -5,7 +5,7 @@ from typing import Any
 import _import_stub
 
 
-class constexpr:  # noqa: N801 - triton's own name
+class constexpr:
     """A constant of a kernel; the engine makes some at import."""
 
     def __init__(self, value: Any) -> None:

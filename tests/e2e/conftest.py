@@ -1,0 +1,24 @@
+"""The hosts of the end-to-end tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from local_host import Host, end_host, make_host
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """Tensor parallel 1."""
+    host = make_host(tmp_path_factory.mktemp("host"), 1)
+    yield host
+    end_host(host)
+
+
+@pytest.fixture(scope="module")
+def host_tp2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """Tensor parallel 2, over gloo."""
+    host = make_host(tmp_path_factory.mktemp("host_tp2"), 2)
+    yield host
+    end_host(host)

@@ -1,0 +1,14 @@
+#!/bin/bash
+# All linters, offline. Exceptions stand, with their reasons, in pyproject.toml, .ansible-lint and .yamllint.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+home=$(mktemp -d)
+trap 'rm -rf "$home"' EXIT
+export HOME=$home ANSIBLE_HOME=$home/.ansible PATH=$PWD/.venv/bin:$PATH
+ruff check --quiet .
+ruff format --quiet --check .
+mypy
+yamllint --strict .
+ansible-lint --offline --quiet
+if command -v shellcheck >/dev/null; then shellcheck demo/*.sh tests/*.sh .ci/run; else echo "lint: shellcheck is not installed, the shell scripts were not checked"; fi
+echo "lint: clean"
