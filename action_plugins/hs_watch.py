@@ -30,7 +30,7 @@ class ActionModule(ActionBase):
             "state_dir": self._task.args["state_dir"],
             "run_id": self._task.args.get("run_id", ""),
         }
-        every = float(self._task.args.get("every", 2))
+        every = float(self._task.args.get("every", 1))
         patience = float(self._task.args.get("patience", 900))
         silent_since: float | None = None
         said, said_at = "", 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "module_utils"))
 
-from sglang_hs import fsio, procs, server  # noqa: E402
+from sglang_hs import fsio, procs, server
 
 
 def start(folder: Path, port: int) -> int:

@@ -153,6 +153,13 @@ def extraction(
     unwanted = re.compile("|".join("(?:{})".format(pattern) for pattern in (*DROP, *drop)))
     head, options = split(argv)
     added = set(name for name, _ in split(list(extra))[1])
+    unknown = sorted(added - flags) if flags else []
+    if unknown:
+        raise HsError(
+            "the installed SGLang knows no option {}".format(", ".join(unknown)),
+            "everything: production was not touched",
+            "correct hs_extra_arguments; `python -m sglang.launch_server --help` lists what there is",
+        )
     kept = [option for option in options if not unwanted.fullmatch(option.name) and option.name not in added]
     command = list(head)
     for option in kept:
@@ -202,7 +209,19 @@ def environment(settings: Mapping[str, Any], library: str, production: Mapping[s
 
 
 # Of systemd's own making: they belong to one start of one unit and would mislead the next process.
-_SYSTEMD = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "MAINPID", "LISTEN_FDS", "LISTEN_PID", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE")  # fmt: skip
+_SYSTEMD = (
+    "INVOCATION_ID",
+    "JOURNAL_STREAM",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "MAINPID",
+    "MEMORY_PRESSURE_WATCH",
+    "MEMORY_PRESSURE_WRITE",
+    "NOTIFY_SOCKET",
+    "SYSTEMD_EXEC_PID",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+)
 
 
 def inherited(production: Mapping[str, str]) -> Dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -111,30 +112,58 @@ def _version_file(package: Path) -> str:
 
 
 class Flags:
-    """Asks the installed release for its options, in the background: the help text takes the engine seconds to print."""
+    """The options that the installed release knows, asked of itself in the background: its help takes seconds to print.
 
-    def __init__(self, python: str, environment: Mapping[str, str], cwd: str) -> None:
-        quiet = dict(environment, COLUMNS="200", CUDA_VISIBLE_DEVICES="")  # the GPUs are production's
-        command: List[str] = [python, "-m", "sglang.launch_server", "--help"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quiet, cwd=cwd
-        )
+    ``kept``: an answer of before, {key, names}; it counts while the engine's argument files are the same.
+    """
+
+    def __init__(
+        self, installed: Mapping[str, Any], environment: Mapping[str, str], cwd: str, kept: Optional[Mapping[str, Any]]
+    ) -> None:
+        self.key = _arguments_key(installed)
+        self._names: Optional[Set[str]] = set(kept["names"]) if kept and kept.get("key") == self.key else None
+        self._process: Optional["subprocess.Popen[bytes]"] = None
+        if self._names is None:
+            quiet = dict(environment, COLUMNS="200", CUDA_VISIBLE_DEVICES="")  # the GPUs are production's
+            command: List[str] = [installed["executable"], "-m", "sglang.launch_server", "--help"]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quiet, cwd=cwd
+            )
 
     def result(self, patience: float = 180.0) -> Set[str]:
         """Option names. Raises HsError when the release does not print its help."""
-        try:
-            out, err = self._process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
+        if self._process is not None:
+            try:
+                out, err = self._process.communicate(timeout=patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                out, err = self._process.communicate()
+            self._names = _declared(out.decode(errors="replace"))
+            if "--model-path" not in self._names:
+                last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+                raise HsError(
+                    "the installed SGLang does not print its options: {}".format(last[0]),
+                    "everything: production was not touched",
+                    "run `python -m sglang.launch_server --help` with production's Python and mend what it says",
+                )
+        return self._names or set()
+
+    def drop(self) -> None:
+        """The answer is not wanted any more."""
+        if self._process is not None and self._process.poll() is None:
             self._process.kill()
-            out, err = self._process.communicate()
-        # the lines that declare an option, with all its names; prose mentions options that are gone
-        declared = [line for line in out.decode(errors="replace").splitlines() if line.startswith("  -")]
-        flags = {name for line in declared for name in re.findall(r"(?:^  |, )(?:-\w, )?(--[a-z0-9-]+)", line)}
-        if "--model-path" not in flags:
-            last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            raise HsError(
-                "the installed SGLang does not print its options: {}".format(last[0]),
-                "everything: production was not touched",
-                "run `python -m sglang.launch_server --help` with production's Python and mend what it says",
-            )
-        return flags
+            self._process.communicate()
+
+
+def _declared(text: str) -> Set[str]:
+    """Options in a help text: from the lines that declare one, with all its names; prose mentions options that are gone."""
+    lines = [line for line in text.splitlines() if line.startswith("  -")]
+    return {name for line in lines for name in re.findall(r"(?:^  |, )(?:-\w, )?(--[a-z0-9-]+)", line)}
+
+
+def _arguments_key(installed: Mapping[str, Any]) -> str:
+    """Changes when the engine's options may have: its place, its release, the times of the files that declare them."""
+    package = Path(installed["package"])
+    files = [package / "srt/server_args.py", *sorted((package / "srt/arg_groups").rglob("*.py"))]
+    times = ",".join(str(file.stat().st_mtime_ns) for file in files if file.is_file())
+    return hashlib.sha256("{} {} {}".format(package, installed["release"], times).encode()).hexdigest()

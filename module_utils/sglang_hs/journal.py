@@ -5,6 +5,7 @@ One folder (root-only, under /var/lib by default) holds all that a restore needs
     journal.json     this file: absent = no run is open. One record before and one after each step.
     lock             the same run's holder, created exclusively: two operators cannot both have it.
     production.json  how production was started (0600: its environment holds secrets).
+    flags.json       the engine's options as it printed them last, so that the next preflight need not wait for them.
     backup/          the engine's file before the edit, with the record that undoes it.
     lib/             this program and the engine-side packages.
     runs/ID/         logs, specs, progress and results of one run, and its journal once closed.
@@ -41,6 +42,7 @@ class Paths:
         self.lock = self.state / "lock"
         self.mutex = self.state / ".mutex"
         self.production = self.state / "production.json"
+        self.flags = self.state / "flags.json"
         self.backup = self.state / "backup"
         self.lib = self.state / "lib"
         self.runs = self.state / "runs"
@@ -153,7 +155,7 @@ class Journal:
             "deadline": now + float(view["settings"]["window_s"]),
             "lease": {"step": "begin", "until": now + GRACE},
             "settings": dict(view["settings"]),
-            "view": dict(view),
+            "view": {key: value for key, value in view.items() if key != "flags"},
             "wanted": dict(wanted),
             "steps": [],
         }
@@ -170,6 +172,7 @@ class Journal:
             handle.flush()
             os.fsync(handle.fileno())
         fsio.write_json(paths.production, dict(production, run_id=run_id))
+        fsio.write_json(paths.flags, view["flags"])
         paths.run(run_id).mkdir(mode=0o700, parents=True)
         journal = cls(paths, document)
         journal.save()

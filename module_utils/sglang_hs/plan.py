@@ -84,7 +84,7 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
             )
         return nothing
     try:
-        book = Manifest(output)
+        book = Manifest(output, read_only=True)
     except sqlite3.Error as error:
         raise HsError(
             "{} cannot be read: {}".format(output / FILE, error), UNTOUCHED, "is its disk full or read-only?"

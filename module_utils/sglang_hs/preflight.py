@@ -7,9 +7,9 @@ import pwd
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
-from . import command, engine, gpus, model, procs, production, server
+from . import command, engine, fsio, gpus, model, procs, production, server
 from .errors import HsError
 from .journal import Journal, Paths
 from .production import UNTOUCHED
@@ -32,11 +32,12 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
             "set hs_engine_python to the Python that runs SGLang",
         )
     installed = engine.describe(python, record["env"], record["cwd"])
-    flags = engine.Flags(python, record["env"], record["cwd"])
+    flags = engine.Flags(installed, record["env"], record["cwd"], _kept_flags(settings["state_dir"]))
     try:
         facts = _examine(settings, record, info)
-    finally:
         known = flags.result()
+    finally:
+        flags.drop()
     argv = command.extraction(
         record["argv"],
         known,
@@ -66,8 +67,18 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
         "cwd": record["cwd"],
         "gpus": gpus.inventory(),
         "systemd": production.has_systemd(),
+        "flags": {"key": flags.key, "names": sorted(known)},
         "python": sys.executable,  # runs the restore program: this very interpreter is known to work
     }
+
+
+def _kept_flags(state_dir: str) -> Optional[Dict[str, Any]]:
+    """The engine's options as the last run asked for them; whatever is wrong with that file, it is only a shortcut."""
+    try:
+        kept = fsio.read_json(Paths(state_dir).flags)
+        return kept if isinstance(kept, dict) and isinstance(kept.get("names"), list) else None
+    except (HsError, OSError):
+        return None
 
 
 def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import fsio, procs, production, server, source_edit, spawn, steps
 from .errors import HsError
@@ -91,7 +91,7 @@ def _restore(paths: Paths, journal: Journal, why: str, report: Report) -> None:
             try:
                 with journal.step("restore: " + name, 7200):
                     function(paths, journal, report)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the steps after it still run
+            except Exception as error:
                 text = error.what if isinstance(error, HsError) else "{}: {}".format(type(error).__name__, error)
                 advice = " Next: " + error.next if isinstance(error, HsError) and error.next else ""
                 report.failures.append("{}: {}{}".format(name, text, advice))
@@ -132,19 +132,22 @@ def _free_gpus(paths: Paths, journal: Journal, report: Report) -> None:
 
 
 def _restore_source(paths: Paths, journal: Journal, report: Report) -> None:
-    undo_all(paths, report)
+    # the block in the file says itself what the original was, so a lost record is no obstacle
+    undo_all(paths, report, [str(journal.settings["engine"]["model_file"])])
 
 
 def edited_files(backup: Path) -> List[str]:
     """The files of which the backup folder has a record: those that are, or were, edited."""
-    records = (fsio.read_json(file) for file in sorted(backup.glob("*.json"))) if backup.is_dir() else iter(())
+    files = sorted(backup.glob("*.json")) if backup.is_dir() else []
+    records = [fsio.read_json(file) for file in files]
     return [record["real_path"] for record in records if isinstance(record, dict) and "real_path" in record]
 
 
-def undo_all(paths: Paths, report: Report) -> None:
-    """Give every edited file its own bytes back."""
+def undo_all(paths: Paths, report: Report, more: Sequence[str] = ()) -> None:
+    """Give every edited file its own bytes back: those on record, and ``more``."""
     failures = []
-    for path in edited_files(paths.backup):
+    recorded = edited_files(paths.backup)
+    for path in [*recorded, *(path for path in map(os.path.realpath, more) if path not in recorded)]:
         try:
             undone = source_edit.undo(path, str(paths.backup))
             report.say(undone["msg"], changed=undone["changed"])
@@ -306,7 +309,7 @@ def guard(state_dir: str, period: float = 1.0) -> None:
     while True:
         try:
             report = guard_once(state_dir)
-        except Exception as error:  # noqa: BLE001 - the guard must outlive whatever it meets
+        except Exception as error:
             print("{} guard: {}: {}".format(time.strftime("%H:%M:%S"), type(error).__name__, error), flush=True)
             report = Report()
         if report is None:

@@ -18,7 +18,7 @@ from .jobs import Job
 from .journal import GRACE, Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
-DUMP_LOCK = ".client.lock"
+DUMP_FILES = (".client.lock", "every_rank")
 
 
 def begin(
@@ -154,7 +154,9 @@ def launch(state_dir: str, run_id: str) -> Dict[str, Any]:
         dump_folder(Path(settings["dump_dir"]), int(record["uid"]), int(record["gid"]))
         env = command.inherited(record["env"])
         env.update(command.environment(settings, str(paths.lib), record["env"]))
-        spec = {key: record[key] for key in ("cwd", "uid", "gid", "groups", "umask", "limits") if key in record}
+        spec: Dict[str, Any] = {
+            key: record[key] for key in ("cwd", "uid", "gid", "groups", "umask", "limits") if key in record
+        }
         job.prepare(dict(spec, argv=settings["command"], env=env))
         journal.record("launch", "begun", lease=float(settings["launch_timeout"]) + GRACE)
         job.start(paths.lib)
@@ -178,8 +180,9 @@ def clear_dumps(folder: Path) -> bool:
     for name in DUMP_FOLDERS:
         if not (folder / name).is_symlink():
             shutil.rmtree(str(folder / name), ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        (folder / DUMP_LOCK).unlink()
+    for name in DUMP_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()
     with contextlib.suppress(OSError):  # a mount point, or a stranger's file: it stays
         folder.rmdir()
     return True

@@ -142,8 +142,14 @@ class Host:
     def signature(self) -> dict[str, Any]:
         """What must be the same before and after: production's argv, environment, folder, user; the source's bytes and mtime."""
         adopted = procs.adoption(self.production())
-        kept = {key: adopted[key] for key in ("argv", "env", "cwd", "uid", "gid", "groups", "umask", "stdout", "stderr")}
-        return {**kept, "source": hashlib.sha256(self.source.read_bytes()).hexdigest(), "mtime": self.source.stat().st_mtime_ns}
+        kept = {
+            key: adopted[key] for key in ("argv", "env", "cwd", "uid", "gid", "groups", "umask", "stdout", "stderr")
+        }
+        return {
+            **kept,
+            "source": hashlib.sha256(self.source.read_bytes()).hexdigest(),
+            "mtime": self.source.stat().st_mtime_ns,
+        }
 
     def assert_back(self, before: dict[str, Any]) -> None:
         """Production as it was and generating; no lock, journal, dump, edit or process left."""
@@ -160,7 +166,11 @@ class Host:
 
     def strays(self) -> list[str]:
         """Processes of the project that still run for this host."""
-        ours = [process for process in procs.everyone() if str(self.state) in process.command or str(self.port + 1) in process.argv]
+        ours = [
+            process
+            for process in procs.everyone()
+            if str(self.state) in process.command or str(self.port + 1) in process.argv
+        ]
         return [process.describe() for process in ours]
 
     def journal(self) -> dict[str, Any]:

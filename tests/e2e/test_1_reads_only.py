@@ -36,7 +36,12 @@ def test_check_and_diff_change_nothing_and_show_the_edit_and_the_command(host: H
     assert played.code == 0, played.out
     assert snapshot(host) == before
     assert "+            _hs_capture.attach(self)" in played.out
-    for line in ("---num-continuous-decode-steps 4", "+--max-running-requests 1", "+--disable-radix-cache", "+NCCL_PROTO=LL"):
+    for line in (
+        "---num-continuous-decode-steps 4",
+        "+--max-running-requests 1",
+        "+--disable-radix-cache",
+        "+NCCL_PROTO=LL",
+    ):
         assert line in played.out, line
     assert played.recap("changed") > 0
 
@@ -139,12 +144,15 @@ WRONG: list[tuple[str, Callable[[Host], Wrong], str]] = [
     ("dump folder that is no folder of its own", given(hs_dump_dir="/dev/shm"), "not a folder of its own"),
     ("output folder with strangers' files", foreign_output, "holds files that are not ours: thesis.txt"),
     ("no window", given(hs_window="soon"), "which is no length of time"),
+    ("an option that the release does not know", given(hs_extra_arguments=["--no-such-option"]), "knows no option --no-such-option"),
     ("unsafe layout", given(hs_extra_arguments=["--pp-size", "2"]), "pipeline parallel"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("wrong", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_bad_input_is_one_message_and_production_is_untouched(host: Host, wrong: Callable[[Host], Wrong], message: str) -> None:
+def test_bad_input_is_one_message_and_production_is_untouched(
+    host: Host, wrong: Callable[[Host], Wrong], message: str
+) -> None:
     before = host.signature()
     with wrong(host) as extra:
         played = host.play("extract", extra=extra)
@@ -186,7 +194,12 @@ def test_a_strangers_process_on_a_gpu_is_named_and_left_alone(host: Host, tmp_pa
 
 def test_what_only_the_operator_knows_is_asked_for_by_file_and_line(host: Host) -> None:
     played = subprocess.run(
-        host.command("extract", inventory="rtx6000bw"), cwd=REPO, env=host.env, capture_output=True, text=True, timeout=120
+        host.command("extract", inventory="rtx6000bw"),
+        cwd=REPO,
+        env=host.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert played.returncode == 2
     lines = (REPO / "inventory/rtx6000bw/hosts.yml").read_text().splitlines()

@@ -96,19 +96,22 @@ def test_if_the_edit_fails_production_was_never_stopped(host: Host) -> None:
 
 def test_if_the_launch_fails_production_is_back_and_the_first_failure_is_the_last_word(host: Host) -> None:
     before = host.signature()
-    played = host.play("extract", extra={"hs_extra_arguments": ["--no-such-option"]})
+    played = host.play("extract", extra={"hs_extra_arguments": ["--dtype", "float33"]})
     assert played.code == 2, played.out
     host.assert_back(before)
     end = " ".join(played.out[played.out.rindex("Fail as the run failed") :].split())
     assert "Wait until the capture is attached and the server generates" in end
-    assert "--no-such-option" in end
+    assert "float33" in end
     assert count(host) == 0
 
 
 def test_if_the_extraction_fails_production_is_back_and_the_next_run_goes_on(host: Host) -> None:
     before = host.signature()
     playing = host.begin("extract")
-    client = host.wait_for("the client", lambda: next((host.state / "runs").glob("*/client.state.json"), None) if host.step_begun("extract") else None)
+    client = host.wait_for(
+        "the client",
+        lambda: next((host.state / "runs").glob("*/client.state.json"), None) if host.step_begun("extract") else None,
+    )
     state = host.wait_for("its pid", lambda: (fsio.read_json(client) or {}).get("pid"))
     host.wait_for("the first samples", lambda: count(host) > 3)
     os.kill(state, signal.SIGKILL)

@@ -7,7 +7,13 @@ from sglang_hs import command
 from sglang_hs.errors import HsError
 
 PRODUCTION = ["python3", "-m", "sglang.launch_server", "--model-path", "/m", "--tp-size", "8"]
-NEW = {"--max-running-requests", "--disable-radix-cache", "--chunked-prefill-size", "--disable-cuda-graph", "--disable-prefill-cuda-graph"}
+NEW = {
+    "--max-running-requests",
+    "--disable-radix-cache",
+    "--chunked-prefill-size",
+    "--disable-cuda-graph",
+    "--disable-prefill-cuda-graph",
+}
 OLD = NEW - {"--disable-prefill-cuda-graph"} | {"--disable-piecewise-cuda-graph"}
 
 
@@ -52,7 +58,10 @@ def test_a_renamed_flag_is_taken_under_the_name_that_the_release_knows() -> None
     assert "--disable-piecewise-cuda-graph" in made(flags=OLD)
     none = made(flags=OLD - {"--disable-piecewise-cuda-graph"})  # before the prefill graph: nothing to disable
     assert not [word for word in none if "prefill-cuda" in word or "piecewise" in word]
-    assert made(flags=NEW - {"--disable-cuda-graph"} | {"--cuda-graph-backend-decode"})[-3:-1] == ["--cuda-graph-backend-decode", "disabled"]
+    assert made(flags=NEW - {"--disable-cuda-graph"} | {"--cuda-graph-backend-decode"})[-3:-1] == [
+        "--cuda-graph-backend-decode",
+        "disabled",
+    ]
 
 
 def test_a_release_without_a_flag_that_a_capture_needs_is_refused() -> None:
@@ -87,8 +96,18 @@ def test_the_operator_has_the_last_word() -> None:
     assert words[-2:] == ["--max-running-requests", "2"]
 
 
+def test_an_extra_option_that_the_release_does_not_know_is_refused() -> None:
+    with pytest.raises(HsError, match="knows no option --no-such-option"):
+        made(extra=("--no-such-option",))
+
+
 def test_the_helper_comes_before_productions_own_path() -> None:
-    settings = {"extraction_env": {"NCCL_PROTO": "LL"}, "dump_dir": "/dev/shm/x", "boundaries": [3, 31], "final": "both"}
+    settings = {
+        "extraction_env": {"NCCL_PROTO": "LL"},
+        "dump_dir": "/dev/shm/x",
+        "boundaries": [3, 31],
+        "final": "both",
+    }
     made_of = command.environment(settings, "/lib", {"PYTHONPATH": "/theirs"})
     assert made_of["PYTHONPATH"] == "/lib:/theirs"
     assert command.environment(settings, "/lib", {})["PYTHONPATH"] == "/lib"

@@ -100,10 +100,21 @@ PLAY: list[dict[str, Any]] = [
         "gather_facts": False,
         "vars_files": [f"{REPO}/roles/preflight/defaults/main.yml", f"{REPO}/roles/preflight/vars/main.yml"],
         "tasks": [
-            {"name": "Wishes", "ansible.builtin.copy": {"content": "{{ hs_wanted | to_json }}", "dest": "{{ out }}/wanted.json", "mode": "0600"}},
+            {
+                "name": "Wishes",
+                "ansible.builtin.copy": {
+                    "content": "{{ hs_wanted | to_json }}",
+                    "dest": "{{ out }}/wanted.json",
+                    "mode": "0600",
+                },
+            },
             {
                 "name": "Units",
-                "ansible.builtin.template": {"src": f"{REPO}/templates/{{{{ item }}}}.j2", "dest": "{{ out }}/{{ item }}", "mode": "0600"},
+                "ansible.builtin.template": {
+                    "src": f"{REPO}/templates/{{{{ item }}}}.j2",
+                    "dest": "{{ out }}/{{ item }}",
+                    "mode": "0600",
+                },
                 "loop": ["sglang-hs-extraction.service", "sglang-hs-client.service"],
                 "when": "hs_found is defined",
             },
@@ -118,7 +129,12 @@ def play(out: Path, extra: dict[str, Any]) -> None:
     book.write_text(yaml.safe_dump(PLAY))
     inventory = yaml.safe_load((REPO / "inventory/rtx6000bw/group_vars/sglang.yml").read_text())
     given = {**inventory, **FILLED, "out": str(out), "ansible_python_interpreter": sys.executable, **extra}
-    env = {**os.environ, "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"), "ANSIBLE_HOME": str(out / "ansible"), "HOME": str(out)}
+    env = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+        "ANSIBLE_HOME": str(out / "ansible"),
+        "HOME": str(out),
+    }
     words = [str(BIN / "ansible-playbook"), str(book), "-i", str(REPO / "inventory/rtx6000bw"), "-e", json.dumps(given)]
     done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -131,7 +147,13 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = json.loads((out / "wanted.json").read_text())
     settings = {**preflight.normalise(wanted), "engine_python": "/usr/bin/python3"}
     argv = ["/usr/bin/python3", *settings["production_argv"][1:]]
-    flags = {"--disable-cuda-graph", "--disable-prefill-cuda-graph", "--disable-radix-cache", "--chunked-prefill-size", "--max-running-requests"}
+    flags = {
+        "--disable-cuda-graph",
+        "--disable-prefill-cuda-graph",
+        "--disable-radix-cache",
+        "--chunked-prefill-size",
+        "--max-running-requests",
+    }
     settings["command"] = command.extraction(argv, flags, settings["extraction_port"], settings["attention_backend"])
     view = {
         "settings": settings,
@@ -154,7 +176,9 @@ def test_the_environment(rendered: Path) -> None:
     assert json.loads((rendered / "view.json").read_text())["environment"] == ENVIRONMENT
 
 
-@pytest.mark.parametrize(("unit", "text"), [("sglang-hs-extraction.service", EXTRACTION_UNIT), ("sglang-hs-client.service", CLIENT_UNIT)])
+@pytest.mark.parametrize(
+    ("unit", "text"), [("sglang-hs-extraction.service", EXTRACTION_UNIT), ("sglang-hs-client.service", CLIENT_UNIT)]
+)
 def test_the_units(rendered: Path, unit: str, text: str) -> None:
     assert (rendered / unit).read_text() == text
 
@@ -162,8 +186,15 @@ def test_the_units(rendered: Path, unit: str, text: str) -> None:
 def test_systemd_itself_takes_the_units(rendered: Path) -> None:
     """systemd-analyze verify, where this machine has it; commands that are not here are all that it may miss."""
     try:
-        done = subprocess.run(["systemd-analyze", "verify", str(rendered / "sglang-hs-client.service")], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", str(rendered / "sglang-hs-client.service")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     except FileNotFoundError:
         pytest.skip("systemd-analyze is not installed")
-    wrong = [line for line in done.stderr.splitlines() if "Unknown" in line or "Invalid" in line or "Failed to parse" in line]
+    wrong = [
+        line for line in done.stderr.splitlines() if "Unknown" in line or "Invalid" in line or "Failed to parse" in line
+    ]
     assert wrong == []

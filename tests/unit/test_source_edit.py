@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from sglang_hs import source_edit
@@ -123,7 +124,7 @@ def test_inspect_names_each_state(place):
 
 def test_patched_file_runs_and_the_block_sees_self(place):
     place.present([variant(lines=["self.hooked = len(self.layers)"])])
-    scope = {"__name__": "model"}
+    scope: dict[str, Any] = {"__name__": "model"}
     exec(compile(place.read(), "model.py", "exec"), scope)
     model = scope["Model"](3)
     assert model.hooked == 3

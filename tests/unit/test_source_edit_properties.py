@@ -14,9 +14,9 @@ from source_edit_helpers import Place, variant
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import HealthCheck, assume, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from sglang_hs.source_edit import EditRefused  # noqa: E402
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from sglang_hs.source_edit import EditRefused
 
 EXAMPLES = int(os.environ.get("SOURCE_EDIT_EXAMPLES", "200"))
 ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None

@@ -115,7 +115,7 @@ def test_check_mode_with_a_missing_file_fails_as_the_run_would(module):  # 27
     assert (undone["failed"], undone["changed"]) == (False, False)
 
 
-WRONG = [
+WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": "/"}, "is a folder"),
     ({"path": "relative/model.py"}, "not an absolute path"),
     ({"backup_dir": "relative"}, "not an absolute path"),

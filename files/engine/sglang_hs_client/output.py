@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from sglang_hs.fsio import sync_folder, write_json
 
@@ -109,11 +109,11 @@ class Output:
             raise self.fault(error) from error
         return file_name(idx)
 
-    def quarantine(self, idx: int, reason: str, facts: Dict[str, Any], dump: Path) -> None:
+    def quarantine(self, idx: int, reason: str, facts: Dict[str, Any], dump: Optional[Path] = None) -> None:
         """Keep the reason, and the refused dump if there is one, so that somebody can look at it."""
         folder = self.folder / "quarantine"
         try:
-            if dump.is_file():
+            if dump is not None and dump.is_file():
                 shutil.move(str(dump), str(folder / "hs_{}.safetensors".format(idx)))
             write_json(folder / "hs_{}.json".format(idx), dict(facts, idx=idx, reason=reason, time=time.time()), 0o644)
         except OSError as error:

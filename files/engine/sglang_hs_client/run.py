@@ -167,7 +167,7 @@ class Run:
         manifest.set("entered", True)
         manifest.commit()
         for sample in manifest.samples("bad"):
-            self.output.quarantine(sample.idx, sample.reason or "", {}, Path("/nonexistent"))
+            self.output.quarantine(sample.idx, sample.reason or "", {})
 
     def _verify_done(self, manifest: Manifest, expected: Expected) -> None:
         """Trust no row of the book: each file must be there, of its size, with a header that fits."""

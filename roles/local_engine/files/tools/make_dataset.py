@@ -33,7 +33,7 @@ def make_rows(ids: list[int], count: int, shortest: int, longest: int, seed: int
         longest: length of the longest sequence, in tokens.
         seed: of the shuffle, the ids and the masks.
     """
-    draw = random.Random(seed)  # noqa: S311 - made to be repeatable
+    draw = random.Random(seed)
     ratio = longest / shortest
     lengths = [round(shortest * ratio ** (index / (count - 1))) for index in range(count)]
     draw.shuffle(lengths)
