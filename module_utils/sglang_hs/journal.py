@@ -52,19 +52,22 @@ class Paths:
         return self.runs / run_id
 
     def make(self) -> None:
-        """Create the folders; the state folder is for its owner alone, and a link or a foreign folder is refused."""
+        """Create the folders; a link or somebody else's folder is refused.
+
+        Others may pass through the state folder (the engine, as another user, imports its helper from lib/), not look into it.
+        """
         if self.state.is_symlink() or (self.state.exists() and not self.state.is_dir()):
             raise HsError(
                 "{} is not a plain folder".format(self.state),
                 "everything",
                 "set hs_state_dir to a folder of its own, e.g. /var/lib/sglang-hs",
             )
-        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.state.mkdir(mode=0o711, parents=True, exist_ok=True)
         if self.state.stat().st_uid != os.geteuid():
             raise HsError(
                 "{} belongs to another user".format(self.state), "everything", "set hs_state_dir to a folder of its own"
             )
-        os.chmod(str(self.state), 0o700)
+        os.chmod(str(self.state), 0o711)
         for folder in (self.backup, self.runs):
             folder.mkdir(mode=0o700, exist_ok=True)
 
