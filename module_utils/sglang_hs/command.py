@@ -164,7 +164,7 @@ def extraction(
     command = list(head)
     for option in kept:
         command += [option.name, *option.values]
-    refuse_unsafe(command)
+    refuse_unsafe([*command, *extra])
     command += ["--host", "127.0.0.1", "--port", str(port), "--attention-backend", attention_backend]
     present = {option.name for option in kept} | added
     for why, alternatives, required in NEED:

@@ -267,24 +267,16 @@ def start(record: Mapping[str, Any], log: Path) -> Optional[procs.Process]:
 def gone_reason(record: Mapping[str, Any], process: Optional[procs.Process]) -> Optional[str]:
     """Why a starting production cannot come any more (it died), or None while it may."""
     if record["kind"] == "systemd":
-        state = (
-            subprocess.run(
-                ["systemctl", "show", "-p", "ActiveState", "--value", record["unit"]],
-                stdout=subprocess.PIPE,
-                check=False,
-            )
-            .stdout.decode()
-            .strip()
-        )
-        return (
-            "unit {} is {}; journalctl -u {} tells why".format(record["unit"], state, record["unit"])
-            if state in ("failed", "inactive")
-            else None
-        )
+        words = ["systemctl", "show", "-p", "ActiveState,Job", record["unit"]]
+        text = subprocess.run(words, stdout=subprocess.PIPE, check=False).stdout.decode()
+        show = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        # a unit whose start is still in systemd's queue is inactive too
+        if show.get("ActiveState") in ("failed", "inactive") and show.get("Job", "0") in ("", "0"):
+            return "unit {0} is {1}; journalctl -u {0} tells why".format(record["unit"], show["ActiveState"])
+        return None
     if process is not None and not procs.alive(process.pid, process.start):
-        return "the server ended while starting; its log ends: {}".format(
-            " | ".join(spawn.last_lines(Path(record.get("stdout") or record.get("stderr") or os.devnull), 4))
-        )
+        log = Path(record.get("stdout") or record.get("stderr") or os.devnull)
+        return "the server ended while starting: {}. Its log: {}".format(spawn.why_ended(log), log)
     return None
 
 

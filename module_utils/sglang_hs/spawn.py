@@ -102,6 +102,16 @@ def last_lines(log: Path, count: int = 12) -> List[str]:
     return [line for line in said if line.strip()][-count:]
 
 
+_ERROR = re.compile(r"\s*([\w.]+(Error|Exception|Interrupt): |.*\berror: |.*\bKilled\b|.*out of memory)")
+
+
+def why_ended(log: Path) -> str:
+    """What a dead server's log says of its end: its last error, else its last lines."""
+    lines = last_lines(log, 200)
+    errors = [line.strip() for line in lines if _ERROR.match(line)]
+    return errors[-1] if errors else " | ".join(lines[-4:]) or "nothing was logged"
+
+
 def program(lib: Path, *words: str) -> Dict[str, Any]:
     """Spec of this very program as installed under ``lib``, with ``words`` as arguments."""
     import sys

@@ -199,12 +199,11 @@ def ready(journal: Journal) -> Dict[str, Any]:
         reason = (fsio.read_json(refused[0]) or {}).get("reason", "no reason given")
         return {"finished": True, "failed": True, "line": "the capture helper refused this server: {}".format(reason)}
     if not state["running"]:
-        last = " | ".join(spawn.last_lines(job.log, 6))
         return {
             "finished": True,
             "failed": True,
-            "line": "the extraction server ended with status {} while starting. Its log ends: {}".format(
-                state["code"], last or "(empty)"
+            "line": "the extraction server ended with status {} while starting: {}. Its log: {}".format(
+                state["code"], spawn.why_ended(job.log), job.log
             ),
         }
     ranks = sorted(attached.glob("rank*.json")) if attached.is_dir() else []
@@ -317,37 +316,18 @@ def extracted(journal: Journal) -> Dict[str, Any]:
     state = job.state()
     progress = fsio.read_json(journal.folder / "progress.json") or {}
     result = fsio.read_json(journal.folder / "result.json") or {}
+    over = {"finished": True, "failed": True, "result": result, "progress": progress}
     if state["running"]:
-        gone = Job("server", journal.folder).state()
-        if not gone["running"] and not result:
-            last = " | ".join(spawn.last_lines(Job("server", journal.folder).log, 4))
-            return {
-                "finished": False,
-                "failed": False,
-                "line": "the extraction server ended (status {}): {}".format(gone["code"], last),
-                "result": {},
-                "progress": progress,
-            }
-        return {"finished": False, "failed": False, "line": progress_line(progress), "result": {}, "progress": progress}
+        server_job = Job("server", journal.folder)
+        gone = server_job.state()
+        if not gone["running"] and not result:  # nobody starts it again within a run: no use in waiting for the client
+            line = "the extraction server ended with status {}: {}. Its log: {}"
+            return dict(over, line=line.format(gone["code"], spawn.why_ended(server_job.log), server_job.log))
+        return dict(over, finished=False, failed=False, line=progress_line(progress))
     if not result:
-        last = " | ".join(spawn.last_lines(job.log, 6))
-        return {
-            "finished": True,
-            "failed": True,
-            "line": "the client ended with status {} and no result. Its log ends: {}".format(
-                state["code"], last or "(empty)"
-            ),
-            "result": {},
-            "progress": progress,
-        }
-    failed = result.get("outcome") != "complete"
-    return {
-        "finished": True,
-        "failed": failed,
-        "line": str(result.get("message", result)),
-        "result": result,
-        "progress": progress,
-    }
+        line = "the client ended with status {} and no result: {}. Its log: {}"
+        return dict(over, line=line.format(state["code"], spawn.why_ended(job.log), job.log))
+    return dict(over, failed=result.get("outcome") != "complete", line=str(result.get("message", result)))
 
 
 def progress_line(progress: Mapping[str, Any]) -> str:

@@ -1,0 +1,29 @@
+"""Molecule: a real systemd host over real ssh, production as a unit. Skipped, with the reason, where this machine cannot run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from local_host import BIN, CACHE, REPO, Host
+
+SCENARIOS = sorted(path.parent.name for path in (REPO / "molecule").glob("*/molecule.yml"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_molecule(host: Host, scenario: str, tmp_path: Path) -> None:
+    env = {**host.env, "HOME": str(tmp_path), "ANSIBLE_HOME": str(tmp_path / ".ansible"), "HS_CACHE": str(CACHE)}
+    env.pop("ANSIBLE_CONFIG")
+    able = subprocess.run(
+        [sys.executable, "molecule/rig/rig.py", "check"], cwd=REPO, env=env, capture_output=True, text=True
+    )
+    if able.returncode == 3:
+        pytest.skip(f"molecule/{scenario} not run: {(able.stdout + able.stderr).strip()}")
+    words = [str(BIN / "molecule"), "test", "--scenario-name", scenario]
+    done = subprocess.run(
+        words, cwd=REPO, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800
+    )
+    print(done.stdout[-4000:])
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-4000:]

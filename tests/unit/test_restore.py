@@ -1,0 +1,149 @@
+"""When the guard restores, and what a restore does when a step of it fails."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang_hs import fsio, restore, steps
+from sglang_hs.journal import Journal, Paths, boot_id
+
+VIEW: dict[str, Any] = {
+    "settings": {
+        "window_s": 3600,
+        "stop_timeout": 1,
+        "production_timeout": 1,
+        "extraction_port": 1,
+        "dump_dir": "/nowhere/dumps",
+        "engine": {"model_file": "/nowhere/deepseek_v2.py"},
+    },
+    "flags": {"key": "k", "names": []},
+}
+GONE = {"pid": 2**22 + 1, "start": 1, "supervisor": 2**22 + 2, "supervisor_start": 1, "asked": 1.0}
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    paths = Paths(str(tmp_path / "state"))
+    paths.make()
+    record = {
+        "argv": ["x"],
+        "expected": "stopped",
+        "port": 1,
+        "url": "http://127.0.0.1:1",
+        "api_key": "",
+        "kind": "process",
+    }
+    return Journal.open(paths, "me@laptop", VIEW, {}, record)
+
+
+def test_nothing_is_due_while_steps_are_in_time(journal: Journal) -> None:
+    journal.record("stop", "begun", lease=60)
+    assert restore.due(journal, time.time()) is None
+
+
+def test_a_controller_that_went_away_between_steps(journal: Journal) -> None:
+    journal.record("stop", "done", lease=60)
+    assert restore.due(journal, time.time() + 61) == "nobody went on after step 'stop'"
+
+
+def test_the_window_closes_even_on_a_running_extraction(journal: Journal) -> None:
+    assert restore.due(journal, journal.document["deadline"] + 1) == "the window closed"
+
+
+def test_a_reboot(journal: Journal) -> None:
+    journal.document["boot_id"] = "another"
+    assert boot_id() != "another"
+    assert restore.due(journal, time.time()) == "the host was rebooted during the run"
+
+
+def test_a_dead_extraction_server(journal: Journal) -> None:
+    journal.record("launch", "begun", lease=600)
+    fsio.write_json(journal.folder / "server.state.json", dict(GONE, ended=time.time() - 30, code=137))
+    assert restore.due(journal, time.time()) == "the extraction server ended with status 137"
+
+
+def test_an_extraction_that_ended_with_nobody_watching(journal: Journal) -> None:
+    journal.record("extract", "begun")
+    fsio.write_json(journal.folder / "client.state.json", dict(GONE, ended=time.time() - 5, code=0))
+    assert restore.due(journal, time.time()) is None, "the controller is given its chance"
+    assert restore.due(journal, time.time() + 20) == "the extraction ended and nobody brought production back"
+
+
+def test_a_restore_that_was_killed_is_taken_up(journal: Journal) -> None:
+    journal.record("restore", "begun")
+    assert restore.due(journal, time.time()) == "a restore did not finish"
+
+
+def test_a_restore_that_failed_is_tried_again_later_and_not_for_ever(journal: Journal) -> None:
+    now = time.time()
+    journal.record("restore", "failed")
+    journal.document.update(restore_tries=1, retry_at=now + 60)
+    assert restore.due(journal, now) is None
+    assert restore.due(journal, now + 61) == "a restore did not finish"
+    journal.document["restore_tries"] = restore.RETRIES
+    assert restore.due(journal, now + 61) is None
+
+
+def test_a_failing_step_does_not_skip_the_others(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def broken(*_: Any) -> None:
+        raise OSError("no GPU answers")
+
+    monkeypatch.setattr(restore, "_free_gpus", broken)
+    for name in ("_restore_source", "_start_production", "_check_production"):
+        monkeypatch.setattr(restore, name, lambda *_, name=name: ran.append(name))
+    report = restore.restore(str(journal.paths.state), "test")
+    assert ran == ["_restore_source", "_start_production", "_check_production"]
+    assert report.failures == ["free GPUs: OSError: no GPU answers"]
+    kept = Journal.load(journal.paths)
+    assert kept is not None, "a run whose restore failed stays open"
+    assert kept.last("restore") == "failed"
+    assert journal.paths.lock.exists()
+
+
+def test_a_restore_of_another_run_touches_nothing(journal: Journal) -> None:
+    report = restore.restore(str(journal.paths.state), "test", "none")
+    assert not report.changed
+    assert "is held by me@laptop" in " ".join(report.lines)
+    assert Journal.load(journal.paths) is not None
+
+
+def test_a_restore_closes_the_run_and_a_second_one_is_a_no_op(journal: Journal) -> None:
+    report = restore.restore(str(journal.paths.state), "test")
+    assert report.failures == []
+    assert report.changed
+    assert not journal.paths.lock.exists()
+    again = restore.restore(str(journal.paths.state), "test")
+    assert (again.changed, again.failures) == (False, [])
+
+
+def test_a_host_that_never_had_a_run_is_left_without_a_trace(tmp_path: Path) -> None:
+    report = restore.restore(str(tmp_path / "never"), "test")
+    assert (report.changed, report.failures) == (False, [])
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_lock_without_a_journal_is_taken_away(journal: Journal) -> None:
+    journal.paths.journal.unlink()
+    report = restore.restore(str(journal.paths.state), "test")
+    assert report.changed
+    assert not journal.paths.lock.exists()
+
+
+def test_the_dump_folder_goes_but_strangers_files_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "dumps"
+    steps.dump_folder(folder, 0, 0)
+    (folder / "done" / "x.safetensors").write_bytes(b"x")
+    (folder / ".client.lock").touch()
+    (folder / "every_rank").touch()
+    assert steps.clear_dumps(folder)
+    assert not folder.exists()
+    steps.dump_folder(folder, 0, 0)
+    (folder / "thesis.txt").write_text("years of work")
+    assert steps.clear_dumps(folder)
+    assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
+    assert not steps.clear_dumps(folder), "a folder that is not ours is left alone"
