@@ -34,7 +34,6 @@ import shlex  # noqa: E402
 import shutil  # noqa: E402
 import sys  # noqa: E402
 import tarfile  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402

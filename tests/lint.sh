@@ -9,6 +9,6 @@ ruff check --quiet .
 ruff format --quiet --check .
 mypy module_utils files/engine library action_plugins lookup_plugins filter_plugins demo molecule/rig tests/unit tests/e2e
 yamllint --strict .
-ansible-lint --offline --quiet
+ansible-lint --offline -q
 if command -v shellcheck >/dev/null; then shellcheck demo/*.sh tests/*.sh .ci/run; else echo "lint: shellcheck is not installed, the shell scripts were not checked"; fi
 echo "lint: clean"

@@ -67,7 +67,7 @@ class Paths:
             raise HsError(
                 "{} belongs to another user".format(self.state), "everything", "set hs_state_dir to a folder of its own"
             )
-        os.chmod(str(self.state), 0o711)
+        os.chmod(str(self.state), 0o711)  # noqa: S103 - to pass through, for the engine's user
         for folder in (self.backup, self.runs):
             folder.mkdir(mode=0o700, exist_ok=True)
 
