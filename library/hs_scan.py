@@ -39,6 +39,7 @@ bytes: {description: Bytes of states that are left to write., type: int, returne
 bad_total: {description: Rows left out., type: int, returned: always}
 hist: {description: 'Length histogram: upper edge in tokens to number of samples.', type: dict, returned: always}
 line: {description: One line on the data set., type: str, returned: always}
+time_line: {description: One line on the time that it will take., type: str, returned: always}
 space_line: {description: One line on the room., type: str, returned: always}
 """
 

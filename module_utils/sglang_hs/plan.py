@@ -7,8 +7,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
-from . import dataset
+from . import dataset, fsio
 from .errors import HsError
+from .journal import Paths
 from .manifest import FILE, Manifest
 
 UNTOUCHED = "everything: production was not touched"
@@ -66,8 +67,35 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     )
     if done["samples"]:
         answer["line"] += "; {:,} are done".format(done["samples"])
+    answer["time_line"] = _expected(settings, left)
     answer["space_line"] = _room(settings, found, left, each, reserve) if work else "complete"
     return answer
+
+
+def _expected(settings: Mapping[str, Any], left: int) -> str:
+    """One line on the time for ``left`` tokens, from what earlier runs on this host took; before the first nobody knows."""
+    for folder in sorted(Paths(settings["state_dir"]).runs.glob("*"), reverse=True):
+        try:
+            result = fsio.read_json(folder / "result.json") or {}
+            closed = fsio.read_json(folder / "journal.json") or {}
+        except (HsError, OSError):
+            continue
+        times = {(step["step"], step["state"]): step["at"] for step in closed.get("steps", [])}
+        tokens, took = (result.get("counts") or {}).get("tokens_done"), result.get("seconds")
+        if result.get("outcome") == "complete" and tokens and took and ("restore", "done") in times:
+            around = times[("restore", "done")] - closed["opened"] - took
+            told = "about {} with production down for all but the first seconds ({:,.0f} tokens/s and {} of loading in run {})"
+            return told.format(duration(around + left * took / tokens), tokens / took, duration(around), folder.name)
+    return "not known before the first complete run on this host"
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return "{} h {} min".format(hours, minutes)
+    return "{} min {} s".format(minutes, rest) if minutes else "{} s".format(rest)
 
 
 def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
