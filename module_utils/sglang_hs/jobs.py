@@ -113,7 +113,9 @@ class Job:
         }
 
     def members(self) -> List[procs.Process]:
-        """Living processes of the job, main process first (without systemd)."""
+        """Living processes of the job; without systemd the main process first."""
+        if self.systemd:
+            return [process for process in procs.everyone() if procs.unit_of(process.pid) == self.unit]
         found = fsio.read_json(self.state_file) or {}
         if "pid" not in found:
             return []

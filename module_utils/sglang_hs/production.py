@@ -217,13 +217,13 @@ def stop(record: Mapping[str, Any], patience: float) -> List[str]:
     return said
 
 
-def wait_released(family: List[procs.Process], port: int, patience: float) -> None:
-    """Wait until the port is free, the processes are gone and the GPUs have forgotten them."""
+def wait_released(family: List[procs.Process], port: Optional[int], patience: float) -> None:
+    """Wait until the processes are gone, the GPUs have forgotten them, and ``port`` (if any) is free."""
     until = time.monotonic() + patience
     pids = {process.pid for process in family}
     while True:
         living = [process for process in family if procs.alive(process.pid, process.start)]
-        holders = [found for found in procs.listeners(port) if found.process is None or not living]
+        holders = procs.listeners(port) if port is not None and not living else []
         on_gpu = [pid for pid, _ in gpus.users() if pid in pids]
         if not living and not holders and not on_gpu:
             return

@@ -33,6 +33,7 @@ class Report:
         self.failures: List[str] = []
         self.changed = False
         self.run_id: Optional[str] = None
+        self.ended: List[procs.Process] = []  # what was stopped, for the GPUs to forget
 
     def say(self, line: str, changed: bool = False) -> None:
         """One more line for the operator."""
@@ -114,6 +115,7 @@ def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
     failures = []
     for name in ("client", "server"):
         try:
+            report.ended += Job(name, journal.folder).members()
             if Job(name, journal.folder).stop(min(patience, 30)):
                 report.say("stopped the extraction {}".format(name), changed=True)
         except HsError as error:
@@ -125,10 +127,7 @@ def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
 
 
 def _free_gpus(paths: Paths, journal: Journal, report: Report) -> None:
-    job = Job("server", journal.folder)
-    production.wait_released(
-        job.members(), int(journal.settings["extraction_port"]), float(journal.settings["stop_timeout"])
-    )
+    production.wait_released(report.ended, None, float(journal.settings["stop_timeout"]))
 
 
 def _restore_source(paths: Paths, journal: Journal, report: Report) -> None:

@@ -108,10 +108,8 @@ def test_if_the_launch_fails_production_is_back_and_the_first_failure_is_the_las
 def test_if_the_extraction_fails_production_is_back_and_the_next_run_goes_on(host: Host) -> None:
     before = host.signature()
     playing = host.begin("extract")
-    client = host.wait_for(
-        "the client",
-        lambda: next((host.state / "runs").glob("*/client.state.json"), None) if host.step_begun("extract") else None,
-    )
+    host.wait_for("the extraction", lambda: host.step_begun("extract"))
+    client = host.state / "runs" / host.journal()["run_id"] / "client.state.json"
     state = host.wait_for("its pid", lambda: (fsio.read_json(client) or {}).get("pid"))
     host.wait_for("the first samples", lambda: count(host) > 3)
     os.kill(state, signal.SIGKILL)
