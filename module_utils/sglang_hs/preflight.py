@@ -135,7 +135,8 @@ def _ask_production(record: Mapping[str, Any]) -> Dict[str, Any]:
             raise HsError(
                 "production runs ({}) but is not healthy: {}".format(record["pid"], reason),
                 UNTOUCHED,
-                "mend it first: what is not healthy before cannot be shown to be healthy after",
+                "mend it: what does not answer before cannot be shown to answer after; if that is known and meant, "
+                "say so with hs_production_expected=unhealthy",
             )
         info = server.server_info(record["url"], record["api_key"])
     return info

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from . import command, gpus, procs, server, spawn
+from . import command, fsio, gpus, procs, server, spawn
 from .errors import HsError
+from .journal import Paths
 
 UNTOUCHED = "everything: production was not touched"
 
@@ -51,7 +52,7 @@ def find(settings: Mapping[str, Any], port: int) -> Optional[procs.Process]:
         raise HsError(
             "somebody else's process listens on port {}".format(port),
             UNTOUCHED,
-            "run as the user that runs production, or as root (hs_become)",
+            "run as the user that runs production, or as root (ansible_become: true in the inventory)",
         )
     return found[0].process
 
@@ -85,24 +86,7 @@ def take(settings: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
                 UNTOUCHED,
                 "start it, or correct hs_production_port; if it is down on purpose, say so with hs_production_expected=stopped (it will stay down)",
             )
-        argv = [str(word) for word in settings["production_argv"]]
-        if not argv:
-            raise HsError(
-                "production is down on purpose, so its command line is not to be seen",
-                UNTOUCHED,
-                "give it as a list in hs_production_argv",
-            )
-        record.update(
-            argv=argv,
-            env=dict(os.environ),
-            cwd="/",
-            uid=os.geteuid(),
-            gid=os.getegid(),
-            groups=os.getgroups(),
-            unit=None,
-            pid=None,
-            url=url_of(port, "127.0.0.1"),
-        )
+        record.update(_down_on_purpose(settings, port))
     else:
         if expected == "stopped":
             raise HsError(
@@ -116,7 +100,7 @@ def take(settings: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
             raise HsError(
                 "cannot read how production was started ({}): it is {}".format(error, process.describe()),
                 UNTOUCHED,
-                "run as that user, or as root (hs_become)",
+                "run as that user, or as root (ansible_become: true in the inventory)",
             ) from error
         record["url"] = url_of(port, procs.listeners(port)[0].address)
     record["kind"] = _kind(settings, record)
@@ -124,6 +108,30 @@ def take(settings: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
         record["unit"] = settings["production_unit"] or record["unit"]
     record["api_key"] = api_key or command.value(record["argv"], "--api-key") or ""
     return record
+
+
+def _down_on_purpose(settings: Mapping[str, Any], port: int) -> Dict[str, Any]:
+    """How production would run: as the operator says, else as the last run on this host saw it."""
+    kept = fsio.read_json(Paths(settings["state_dir"]).production) or {}
+    argv = [str(word) for word in settings["production_argv"]]
+    seen = {} if argv or kept.get("port") != port else kept
+    if not argv and not seen.get("argv"):
+        raise HsError(
+            "production is down on purpose, and no run has seen it on this host: its command line is not known",
+            UNTOUCHED,
+            "give it as a list of words in hs_production_argv (its environment, where it needs one, in hs_extraction_env)",
+        )
+    mine: Dict[str, Any] = {
+        "argv": argv,
+        "env": dict(os.environ),
+        "cwd": "/",
+        "uid": os.geteuid(),
+        "gid": os.getegid(),
+        "groups": os.getgroups(),
+    }
+    keys = ("argv", "env", "cwd", "exe", "uid", "gid", "groups", "umask", "limits", "stdout", "stderr", "unit")
+    mine.update({key: seen[key] for key in keys if key in seen})
+    return dict(mine, pid=None, start=None, unit=mine.get("unit"), url=url_of(port, "127.0.0.1"))
 
 
 def _kind(settings: Mapping[str, Any], record: Mapping[str, Any]) -> str:

@@ -196,7 +196,13 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
     if record["expected"] == "stopped":
         return
     process = procs.read(int(record["pid"])) if record["kind"] == "process" else None
-    production.wait(record, process, float(journal.settings["production_timeout"]))
+    try:
+        production.wait(record, process, float(journal.settings["production_timeout"]))
+    except HsError as error:
+        if record["expected"] != "unhealthy":
+            raise
+        report.say("production runs, and as before the run it does not answer: {}".format(error.what))
+        return
     report.say("production answers on {}".format(record["url"]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -192,6 +193,22 @@ def test_a_strangers_process_on_a_gpu_is_named_and_left_alone(host: Host, tmp_pa
         sleeper.wait()
 
 
+def test_a_production_that_does_not_answer_is_refused_unless_that_is_meant(host: Host) -> None:
+    before = host.signature()
+    schedulers = [process for process in procs.family(host.production().pid) if "scheduler" in process.command]
+    assert schedulers
+    for process in schedulers:
+        os.kill(process.pid, signal.SIGSTOP)  # a hanging scheduler: the port still answers, generations do not
+    try:
+        refused(host.play("extract"), "is not healthy")
+        meant = host.play("extract", "--check", extra={"hs_production_expected": "unhealthy"})
+    finally:
+        for process in schedulers:
+            os.kill(process.pid, signal.SIGCONT)
+    assert meant.code == 0, meant.out
+    assert host.signature() == before
+
+
 def test_what_only_the_operator_knows_is_asked_for_by_file_and_line(host: Host) -> None:
     played = subprocess.run(
         host.command("extract", inventory="rtx6000bw"),
@@ -202,9 +219,15 @@ def test_what_only_the_operator_knows_is_asked_for_by_file_and_line(host: Host) 
         timeout=120,
     )
     assert played.returncode == 2
-    lines = (REPO / "inventory/rtx6000bw/hosts.yml").read_text().splitlines()
-    number = next(number for number, line in enumerate(lines, 1) if line.strip().startswith("ansible_host:"))
-    assert f"inventory/rtx6000bw/hosts.yml:{number}" in played.stdout
+    asked = {
+        "ansible_host": "hosts.yml",
+        "hs_dataset": "group_vars/sglang.yml",
+        "hs_output_dir": "group_vars/sglang.yml",
+    }
+    for name, file in {**asked, "hs_model_path": "group_vars/sglang.yml"}.items():
+        lines = (REPO / "inventory/rtx6000bw" / file).read_text().splitlines()
+        number = next(number for number, line in enumerate(lines, 1) if line.strip().startswith(f"{name}:"))
+        assert f"inventory/rtx6000bw/{file}:{number}" in played.stdout, name
     assert "Left as it was" in played.stdout
 
 

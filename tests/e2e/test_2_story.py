@@ -170,3 +170,24 @@ def test_restore_from_half_way_then_a_no_op(host: Host) -> None:
     again = host.play("restore")
     assert again.code == 0, again.out
     assert again.recap("changed") == 0
+
+
+def test_production_that_is_down_on_purpose_stays_down(host: Host) -> None:
+    assert host.play("extract").code == 0  # so that a run has seen how production is started
+    host.forget_samples()
+    before = host.signature()
+    procs.end(procs.family(host.production().pid), 20)
+    try:
+        refused = host.play("extract")
+        assert refused.code == 2
+        assert "say so with hs_production_expected=stopped" in " ".join(refused.out.split())
+        played = host.play("extract", extra={"hs_production_expected": "stopped"})
+        assert played.code == 0, played.out
+        assert count(host) == 64
+        assert procs.port_free(host.port)
+        assert host.strays() == []
+        assert not (host.state / "journal.json").exists()
+    finally:
+        host.start_production()
+    # started by another hand: the same server, but for its environment
+    assert host.signature()["source"] == before["source"]

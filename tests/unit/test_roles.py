@@ -58,3 +58,14 @@ def test_the_same_variable_has_the_same_default_in_every_role() -> None:
     for role in ROLES:
         for name, value in loaded(REPO / "roles" / role / "defaults/main.yml").items():
             assert seen.setdefault(name, value) == value, f"{name} in {role}"
+
+
+def test_every_variable_that_a_message_names_exists() -> None:
+    variables = set()
+    for role in ROLES:
+        variables |= set(loaded(REPO / "roles" / role / "defaults/main.yml"))
+    others = {path.stem for folder in ("library", "lookup_plugins") for path in (REPO / folder).glob("hs_*.py")}
+    for path in [*(REPO / "module_utils").rglob("*.py"), *(REPO / "files").rglob("*.py")]:
+        for name in re.findall(r"(?<![\w./-])hs_[a-z_]+", path.read_text()):
+            # hs_{i}.safetensors and hs_connectors are the trainers' names
+            assert name in variables | others | {"hs_", "hs_connectors", "hs_module"}, f"{path.name} names {name}"
