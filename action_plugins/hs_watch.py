@@ -5,10 +5,11 @@ The job itself is a unit or a session on the target: whatever happens to this wa
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -47,7 +48,8 @@ class ActionModule(ActionBase):
                     return result
                 self._say(host, f"no link for {lost:.0f} s; the job goes on there")
                 time.sleep(min(every * 2, 10))
-                self._connection.reset()
+                with contextlib.suppress(AnsibleError):  # a connection that is gone may have nothing to reset
+                    self._connection.reset()
                 continue
             silent_since = None
             if answer.get("failed"):

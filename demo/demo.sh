@@ -30,11 +30,14 @@ if [ ! -e "$local_dir/state/journal.json" ]; then
 fi
 
 say "ansible-playbook playbooks/extract.yml -i inventory/local"
+extract_began=$EPOCHREALTIME
 play playbooks/extract.yml
+extract_took=$(echo "$EPOCHREALTIME $extract_began" | awk '{print $1 - $2}')
 
 say "the samples"
 "$local_dir/engine/bin/python" demo/show_samples.py "$local_dir/samples"
 python demo/production.py check "$port"
+python demo/production.py own-time "$local_dir/state" "$extract_took"
 sha256sum --check --quiet "$local_dir/pristine.sha256"
 count=$(find "$local_dir/samples/hidden_states" -name 'hs_*.safetensors' | wc -l)
 printf '\n%s s; production goes on serving on port %s (make demo-stop ends it)\n' "$((SECONDS - began))" "$port"

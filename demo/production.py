@@ -77,8 +77,28 @@ def wait_for_restore(state: Path) -> int:
     return 1
 
 
+def own_time(state: Path, wall: float) -> int:
+    """Print what extract.yml took for itself: ``wall`` seconds less loading two models and extracting the data, from the journal."""
+    run = max((state / "runs").iterdir(), key=lambda path: path.name)
+    at = {(step["step"], step["state"]): step["at"] for step in fsio.read_json(run / "journal.json")["steps"]}
+    spans = {
+        name: at[(step, "done")] - at[(step, "begun")]
+        for name, step in (
+            ("extraction server's load", "launch"),
+            ("canary and data", "extract"),
+            ("production's load", "restore: check production"),
+            ("stopping production", "stop"),
+            ("stopping the extraction", "restore: stop extraction"),
+        )
+    }
+    own = wall - sum(spans[name] for name in ("extraction server's load", "canary and data", "production's load"))
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spans.items())
+    print(f"extract.yml took {wall:.0f} s: {told}; its own time, without loads and data, {own:.1f} s")
+    return 0
+
+
 def main(words: list[str]) -> int:
-    """start DIR PORT | check PORT | stop DIR PORT | wait-for-restore STATE_DIR"""
+    """start DIR PORT | check PORT | stop DIR PORT | wait-for-restore STATE_DIR | own-time STATE_DIR SECONDS"""
     verb, rest = words[0], words[1:]
     if verb == "start":
         return start(Path(rest[0]), int(rest[1]))
@@ -88,6 +108,8 @@ def main(words: list[str]) -> int:
         return stop(int(rest[1]), Path(rest[0]))
     if verb == "wait-for-restore":
         return wait_for_restore(Path(rest[0]))
+    if verb == "own-time":
+        return own_time(Path(rest[0]), float(rest[1]))
     print(main.__doc__, file=sys.stderr)
     return 2
 
