@@ -269,7 +269,32 @@ def start(record: Mapping[str, Any], log: Path) -> Optional[procs.Process]:
     if record["kind"] == "command":
         run(record["start_command"], 600)
         return None
-    return spawn.detached(record, record.get("stdout") or record.get("stderr") or str(log))
+    process = spawn.detached(record, record.get("stdout") or record.get("stderr") or str(log))
+    _own_scope(process)
+    return process
+
+
+def _own_scope(process: procs.Process) -> None:
+    """Give an adopted server a scope of its own, so that it belongs neither to the guard's unit nor to a login session.
+
+    By StartTransientUnit with the pid, not by systemd-run, which would add to the environment. Best effort: without it the
+    server serves all the same.
+    """
+    if not has_systemd():
+        return
+    name = "sglang-production-{}.scope".format(process.pid)
+    words = [
+        "busctl",
+        "call",
+        "org.freedesktop.systemd1",
+        "/org/freedesktop/systemd1",
+        "org.freedesktop.systemd1.Manager",
+    ]
+    words += ["StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", "1", "PIDs", "au", "1", str(process.pid), "0"]
+    try:
+        run(words, 20)
+    except HsError as error:
+        print(error)
 
 
 def gone_reason(record: Mapping[str, Any], process: Optional[procs.Process]) -> Optional[str]:
