@@ -66,7 +66,8 @@ class Host:
     @property
     def env(self) -> dict[str, str]:
         return {
-            **{key: word for key, word in os.environ.items() if not key.startswith("ANSIBLE_")},
+            # nothing of the caller's Ansible, nor of a `make test` around this
+            **{key: word for key, word in os.environ.items() if not key.startswith(("ANSIBLE_", "MAKE", "MFLAGS"))},
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(self.folder / "home"),
             "ANSIBLE_HOME": str(self.folder / "home/.ansible"),

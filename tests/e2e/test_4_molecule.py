@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,16 @@ from local_host import BIN, CACHE, REPO, Host
 SCENARIOS = sorted(path.parent.name for path in (REPO / "molecule").glob("*/molecule.yml"))
 
 
+@pytest.fixture
+def short_home() -> Iterator[Path]:
+    """Molecule keeps ssh's control sockets below HOME, and a socket's path has at most 108 characters."""
+    with tempfile.TemporaryDirectory(prefix="hs-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_molecule(host: Host, scenario: str, tmp_path: Path) -> None:
-    env = {**host.env, "HOME": str(tmp_path), "ANSIBLE_HOME": str(tmp_path / ".ansible"), "HS_CACHE": str(CACHE)}
+def test_molecule(host: Host, scenario: str, short_home: Path) -> None:
+    env = {**host.env, "HOME": str(short_home), "ANSIBLE_HOME": str(short_home / ".ansible"), "HS_CACHE": str(CACHE)}
     env.pop("ANSIBLE_CONFIG")
     able = subprocess.run(
         [sys.executable, "molecule/rig/rig.py", "check"], cwd=REPO, env=env, capture_output=True, text=True
