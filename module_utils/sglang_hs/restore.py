@@ -203,6 +203,9 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
             raise
         report.say("production runs, and as before the run it does not answer: {}".format(error.what))
         return
+    serving = procs.listeners(int(record["port"]))[:1]
+    if serving and serving[0].process is not None:
+        fsio.write_json(paths.production, dict(record, pid=serving[0].process.pid, start=serving[0].process.start))
     report.say("production answers on {}".format(record["url"]))
 
 
