@@ -4,7 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 
-.PHONY: help demo demo-stop test lint unit docs clean
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-stop test lint unit clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,5 +33,6 @@ lint: $(VENV)/stamp ## ansible-lint (production, offline), yamllint, ruff, mypy
 unit: $(VENV)/stamp ## Only the unit tests
 	@tests/run.sh tests/unit
 
-clean: demo-stop ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
+clean: ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
+	@if [ -e $(VENV)/stamp ]; then $(MAKE) --no-print-directory demo-stop; fi
 	rm -rf .local .ansible .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
