@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping
 
 from . import fsio, procs, production, spawn
 from .errors import HsError
@@ -45,10 +45,10 @@ class Job:
 
     def start(self, lib: Path) -> None:
         """Start it and let go."""
+        fsio.write_json(self.state_file, {"asked": time.time()})
         if self.systemd:
             production.run(["systemctl", "start", "--no-block", self.unit], 60)
             return
-        fsio.write_json(self.state_file, {"asked": time.time()})
         spawn.detached(
             spawn.program(lib, "supervise", str(self.spec_file)), str(self.spec_file.parent / "supervisor.log")
         )
@@ -58,29 +58,34 @@ class Job:
         return self._unit_state() if self.systemd else self._session_state()
 
     def _unit_state(self) -> Dict[str, Any]:
-        wanted = "LoadState,ActiveState,MainPID,ExecMainPID,ExecMainStatus,ExecMainCode,ExecMainExitTimestamp,Result"
-        out = subprocess.run(
-            ["systemctl", "show", "-p", wanted, "--timestamp=unix", self.unit], stdout=subprocess.PIPE, check=False
-        ).stdout.decode()
+        """From systemd while it runs. Its end is written down when first seen: systemd forgets an ended unit as it likes."""
+        found = fsio.read_json(self.state_file)
+        if found is None:
+            return {"asked": False, "running": False, "pid": None, "code": None, "ended": None}
+        wanted = "ActiveState,Job,MainPID,ExecMainPID,ExecMainStatus,ExecMainCode,ExecMainExitTimestamp"
+        words = ["systemctl", "show", "-p", wanted, "--timestamp=unix", self.unit]
+        out = subprocess.run(words, stdout=subprocess.PIPE, check=False).stdout.decode()
         show = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+        queued = show.get("Job", "0") not in ("", "0")
+        remembered = show.get("ExecMainPID", "0") != "0"
         active = show.get("ActiveState") in ("active", "activating", "deactivating", "reloading")
-        asked = active or show.get("ExecMainPID", "0") != "0"
-        stamp = show.get("ExecMainExitTimestamp", "").lstrip("@")
-        code: Optional[int] = None
-        if asked and not active:
-            code = (
-                int(show.get("ExecMainStatus", "1"))
-                if show.get("ExecMainCode") == "1"
-                else 128 + int(show.get("ExecMainStatus", "0"))
-            )
-        return {
-            "asked": asked,
-            "running": active,
-            "pid": int(show.get("MainPID", "0")) or None,
-            "code": code,
-            "ended": (float(stamp) if stamp.isdigit() else time.time()) if asked and not active else None,
-            "result": show.get("Result"),
-        }
+        if active or queued or not (remembered or time.time() - found["asked"] > 10 or "ended" in found):
+            return {
+                "asked": True,
+                "running": True,
+                "pid": int(show.get("MainPID", "0")) or None,
+                "code": None,
+                "ended": None,
+            }
+        if "ended" not in found:
+            stamp = show.get("ExecMainExitTimestamp", "").lstrip("@")
+            code: Any = "unknown"
+            if remembered:
+                status = int(show.get("ExecMainStatus", "1"))
+                code = status if show.get("ExecMainCode") == "1" else 128 + status
+            found = dict(found, ended=float(stamp) if stamp.isdigit() else time.time(), code=code)
+            fsio.write_json(self.state_file, found)
+        return {"asked": True, "running": False, "pid": None, "code": found["code"], "ended": found["ended"]}
 
     def _session_state(self) -> Dict[str, Any]:
         found = fsio.read_json(self.state_file)
