@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -43,16 +44,20 @@ class Played:
 
 
 def free_ports() -> int:
-    """A port that is free together with the next one."""
+    """A port that is free together with the next one, below those that the kernel gives to outgoing connections.
+
+    One of these could be on the extraction's port for the moment in which the server wants to listen there.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
+        port = random.randrange(10240, min(lowest, 32768) - 1)
         with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
             try:
+                first.bind(("127.0.0.1", port))
                 second.bind(("127.0.0.1", port + 1))
             except OSError:
                 continue
-            return int(port)
+            return port
 
 
 @dataclass
@@ -160,7 +165,11 @@ class Host:
         assert not (self.state / "lock").exists()
         assert not self.dumps.exists()
         assert not list((self.state / "backup").glob("*")) if (self.state / "backup").exists() else True
-        until = time.monotonic() + 15  # the guard ends within its period
+        self.assert_nothing_runs()
+
+    def assert_nothing_runs(self, patience: float = 15) -> None:
+        """No process of the project is left; the guard may take its period to see that no run is open."""
+        until = time.monotonic() + patience
         while self.strays() and time.monotonic() < until:
             time.sleep(0.2)
         assert self.strays() == []

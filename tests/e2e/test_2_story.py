@@ -185,7 +185,7 @@ def test_production_that_is_down_on_purpose_stays_down(host: Host) -> None:
         assert played.code == 0, played.out
         assert count(host) == 64
         assert procs.port_free(host.port)
-        assert host.strays() == []
+        host.assert_nothing_runs()
         assert not (host.state / "journal.json").exists()
     finally:
         host.start_production()
