@@ -12,7 +12,12 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = ("module_utils/sglang_hs", "files/engine/sglang_hs_capture", "files/engine/sglang_hs_client")
+PACKAGES = (
+    "module_utils/sglang_hs",
+    "files/engine/sglang_hs_capture",
+    "files/engine/sglang_hs_models",
+    "files/engine/sglang_hs_client",
+)
 
 
 def archive() -> bytes:

@@ -190,10 +190,14 @@ def _known(alternatives: Sequence[Sequence[str]], flags: Set[str]) -> Optional[S
     return None
 
 
+# Names a package that SGLang imports before it builds a model: the way in that edits nothing.
+EXTERNAL = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+
+
 def environment(settings: Mapping[str, Any], library: str, production: Mapping[str, str]) -> Dict[str, str]:
     """What the extraction server's environment has beyond, or other than, production's.
 
-    ``settings``: extraction_env, dump_dir, boundaries, final; ``library``: the folder that holds the capture helper.
+    ``settings``: extraction_env, dump_dir, boundaries, final, no_touch; ``library``: the folder that holds the capture helper.
     """
     path = production.get("PYTHONPATH", "")
     added = {str(key): str(word) for key, word in settings.get("extraction_env", {}).items()}
@@ -205,6 +209,11 @@ def environment(settings: Mapping[str, Any], library: str, production: Mapping[s
             "SGLANG_HS_FINAL": str(settings["final"]),
         }
     )
+    if settings.get("no_touch"):
+        chained = added.get(EXTERNAL) or production.get(EXTERNAL)
+        added[EXTERNAL] = "sglang_hs_models"
+        if chained:
+            added["SGLANG_HS_CHAIN_MODEL_PACKAGE"] = chained
     return added
 
 

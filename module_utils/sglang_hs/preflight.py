@@ -102,6 +102,7 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     for key in ("production_argv", "production_start", "production_stop", "drop_arguments", "extra_arguments"):
         settings[key] = [str(word) for word in settings[key]]
     settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
+    settings["no_touch"] = _yes("no_touch", settings["no_touch"])
     settings["window_s"] = seconds(str(settings["window"]))
     return settings
 
@@ -113,6 +114,16 @@ def _number(name: str, given: Any) -> int:
         raise HsError(
             "hs_{} holds {!r}, which is no whole number".format(name, given), UNTOUCHED, "correct it in the inventory"
         ) from None
+
+
+def _yes(name: str, given: Any) -> bool:
+    if str(given).lower() not in ("true", "false", "yes", "no", "1", "0"):
+        raise HsError(
+            "hs_{} holds {!r}, which is neither true nor false".format(name, given),
+            UNTOUCHED,
+            "correct it in the inventory",
+        )
+    return str(given).lower() in ("true", "yes", "1")
 
 
 def seconds(text: str) -> float:

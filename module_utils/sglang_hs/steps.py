@@ -207,7 +207,17 @@ def ready(journal: Journal) -> Dict[str, Any]:
             ),
         }
     ranks = sorted(attached.glob("rank*.json")) if attached.is_dir() else []
+    url = "http://127.0.0.1:{}".format(settings["extraction_port"])
     if len(ranks) < int(settings["tensor_parallel"]):
+        if procs.listeners(int(settings["extraction_port"])) and server.healthy(url, timeout=10) is None:
+            return {
+                "finished": True,
+                "failed": True,
+                "line": "the extraction server generates, but the capture is attached on {} of its {} ranks: the model that it "
+                "serves is not SGLang's own DeepseekV2Model. Its log: {}".format(
+                    len(ranks), settings["tensor_parallel"], job.log
+                ),
+            }
         seen = spawn.last_lines(job.log, 1)
         return {
             "finished": False,
@@ -226,7 +236,7 @@ def ready(journal: Journal) -> Dict[str, Any]:
                 "failed": True,
                 "line": "{} attached with other boundaries than asked for: {}".format(rank.name, said),
             }
-    reason = server.healthy("http://127.0.0.1:{}".format(settings["extraction_port"]), timeout=60)
+    reason = server.healthy(url, timeout=60)
     if reason:
         return {"finished": False, "failed": False, "line": "attached; warming up: {}".format(reason[:120])}
     first = fsio.read_json(ranks[0]) or {}
@@ -304,6 +314,7 @@ def client_spec(journal: Journal) -> Dict[str, Any]:
             "engine": settings["engine"],
             "model": model,
             "launch": {"argv": settings["command"], "environment": settings["extraction_env"]},
+            "way_in": "package" if settings["no_touch"] else "edit of {}".format(settings["engine"]["model_file"]),
             "operator": journal.document["operator"],
             "tensor_parallel": settings["tensor_parallel"],
         },

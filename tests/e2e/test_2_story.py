@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,23 @@ def test_extract_then_again_then_restore(host: Host) -> None:
     assert restored.code == 0, restored.out
     assert restored.recap("changed") == 0
     assert host.production().pid == pid
+
+
+def test_no_touch_edits_nothing_and_gives_the_same_states(host: Host) -> None:
+    # production itself names a package there (sgl_cpu_ext), without which this engine cannot prefill: it is chained
+    before, inode = host.signature(), host.source.stat()
+    played = host.play("extract", extra={"hs_no_touch": True})
+    assert played.code == 0, played.out
+    assert (
+        "edit: none; the capture comes in as the package sglang_hs_models, which imports production's own sgl_cpu_ext"
+        in " ".join(played.out.split())
+    )
+    host.assert_back(before)
+    after = host.source.stat()
+    assert (after.st_ino, after.st_ctime_ns) == (inode.st_ino, inode.st_ctime_ns)
+    assert json.loads((host.samples / "manifest.json").read_text())["provenance"]["way_in"] == "package"
+    assert count(host) == 64
+    samples_equal_hugging_face(host)
 
 
 def test_if_the_edit_fails_production_was_never_stopped(host: Host) -> None:

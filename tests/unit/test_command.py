@@ -114,5 +114,23 @@ def test_the_helper_comes_before_productions_own_path() -> None:
     assert made_of["SGLANG_HS_BOUNDARIES"] == "3,31"
 
 
+def test_the_way_in_that_edits_nothing_keeps_the_package_that_production_names() -> None:
+    settings = {
+        "extraction_env": {},
+        "dump_dir": "/dev/shm/x",
+        "boundaries": [3],
+        "final": "pre_norm",
+        "no_touch": True,
+    }
+    added = command.environment(settings, "/lib", {"SGLANG_EXTERNAL_MODEL_PACKAGE": "theirs"})
+    assert added["SGLANG_EXTERNAL_MODEL_PACKAGE"] == "sglang_hs_models"
+    assert added["SGLANG_HS_CHAIN_MODEL_PACKAGE"] == "theirs"
+    own = dict(settings, extraction_env={"SGLANG_EXTERNAL_MODEL_PACKAGE": "given"})
+    assert command.environment(own, "/lib", {})["SGLANG_HS_CHAIN_MODEL_PACKAGE"] == "given"
+    assert "SGLANG_HS_CHAIN_MODEL_PACKAGE" not in command.environment(settings, "/lib", {})
+    untouched = command.environment(dict(settings, no_touch=False), "/lib", {"SGLANG_EXTERNAL_MODEL_PACKAGE": "theirs"})
+    assert "SGLANG_EXTERNAL_MODEL_PACKAGE" not in untouched
+
+
 def test_what_systemd_made_for_one_start_is_not_inherited() -> None:
     assert command.inherited({"NOTIFY_SOCKET": "x", "INVOCATION_ID": "y", "HF_TOKEN": "z"}) == {"HF_TOKEN": "z"}
