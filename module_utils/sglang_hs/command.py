@@ -34,6 +34,8 @@ DROP = (
     r"--enable-hierarchical-cache", r"--hicache-.*", r"--enable-lmcache", r"--radix-eviction-policy",
     # a prompt cut short without a word
     r"--allow-auto-truncate",
+    # how prompts are put together is set by us below
+    r"--max-prefill-tokens", r"--prefill-max-requests",
     # set by us below
     r"--attention-backend", r"--prefill-attention-backend", r"--decode-attention-backend", r"--max-running-requests", r"--host", r"--port",
     # loopback only: keys and certificates have no use there, and would stand in a command line
@@ -44,9 +46,17 @@ DROP = (
     r"--tokenizer-worker-num", r"--smg-.*", r"--grpc-mode",
 )  # fmt: skip
 
+# Where several prompts may share a forward: how many at most, and how many may be at the server, so that the next forward's are there
+# when one ends.
+PROMPTS_PER_FORWARD = 64
+PROMPTS_IN_FLIGHT = 2 * PROMPTS_PER_FORWARD
+
+Needs = Tuple[Tuple[str, Tuple[Tuple[str, ...], ...], bool], ...]
+
+ALONE: Needs = (("one prompt in a forward", (("--max-running-requests", "1"),), True),)
+
 # What a capture needs: (why, alternatives - the first whose flags the release knows is taken, must it be there).
-NEED: Tuple[Tuple[str, Tuple[Tuple[str, ...], ...], bool], ...] = (
-    ("one prompt in a forward", (("--max-running-requests", "1"),), True),
+NEED: Needs = (
     ("no prefix taken from a cache", (("--disable-radix-cache",),), True),
     ("a prompt is one forward", (("--chunked-prefill-size", "-1"),), True),
     ("no CUDA graph in decode", (("--disable-cuda-graph",), ("--cuda-graph-backend-decode", "disabled")), True),
@@ -143,10 +153,12 @@ def extraction(
     attention_backend: str,
     drop: Sequence[str] = (),
     extra: Sequence[str] = (),
+    tokens_per_forward: int = 0,
 ) -> List[str]:
     """The extraction server's argv from production's ``argv``.
 
     ``flags``: option names that the installed release knows (empty: not known, take the first name of each).
+    ``tokens_per_forward``: prompts share a forward up to this many tokens; 0: each has one to itself.
     ``drop``: more option names to take off (regular expressions); ``extra``: words added at the end.
     Raises HsError for a layout that cannot be captured, or a release without a flag that a capture cannot do without.
     """
@@ -167,7 +179,7 @@ def extraction(
     refuse_unsafe([*command, *extra])
     command += ["--host", "127.0.0.1", "--port", str(port), "--attention-backend", attention_backend]
     present = {option.name for option in kept} | added
-    for why, alternatives, required in NEED:
+    for why, alternatives, required in (together(tokens_per_forward) if tokens_per_forward else ALONE) + NEED:
         choice = _known(alternatives, flags)
         if choice is None:
             if required:
@@ -181,6 +193,14 @@ def extraction(
         elif choice[0] not in present:
             command += choice
     return command + list(extra)
+
+
+def together(tokens: int) -> Needs:
+    """What it needs that prompts share a forward, up to ``tokens``."""
+    return (
+        ("several prompts in a forward", (("--max-running-requests", str(PROMPTS_PER_FORWARD)),), True),
+        ("tokens of a forward", (("--max-prefill-tokens", str(tokens)),), True),
+    )
 
 
 def _known(alternatives: Sequence[Sequence[str]], flags: Set[str]) -> Optional[Sequence[str]]:

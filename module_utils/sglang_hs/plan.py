@@ -13,6 +13,7 @@ from .journal import Paths
 from .manifest import FILE, Manifest
 
 UNTOUCHED = "everything: production was not touched"
+MOVERS = 16  # as the client has it: dumps that it verifies and moves beside the prompts in flight
 
 
 def size(count: float) -> str:
@@ -160,8 +161,7 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
             )
     need = left * each
     free = _free(output)
-    # in flight at the server, as many more on their way to the output, and the one being written
-    peak = (2 * int(settings["in_flight"]) + 1) * found.max_length * each
+    peak = _dump_tokens(settings, found.max_length) * each
     memory = _free(dumps)
     if os.stat(str(output)).st_dev == os.stat(str(dumps)).st_dev:
         need += peak
@@ -179,9 +179,18 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
                 size(peak), settings["dump_dir"], size(memory)
             ),
             UNTOUCHED,
-            "lower hs_in_flight or hs_cut_to, or make that file system larger (mount -o remount,size=...)",
+            "lower hs_in_flight, hs_tokens_per_forward or hs_cut_to, or make that file system larger (mount -o remount,size=...)",
         )
     return "{} to write, {} free; dumps up to {}, {} free".format(size(need), size(free), size(peak), size(memory))
+
+
+def _dump_tokens(settings: Mapping[str, Any], longest: int) -> int:
+    """Most tokens whose dumps lie in memory at once: of the prompts at the server, of those on their way, and of the one being written."""
+    tokens = int(settings["tokens_per_forward"])
+    if not tokens:
+        count = int(settings["in_flight"])
+        return (count + min(count, MOVERS) + 1) * longest
+    return max(2 * tokens, longest) + (MOVERS + 1) * longest
 
 
 def _existing(place: str) -> Path:

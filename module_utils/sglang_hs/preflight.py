@@ -45,6 +45,7 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
         settings["attention_backend"],
         settings["drop_arguments"],
         settings["extra_arguments"],
+        settings["tokens_per_forward"],
     )
     settings.update(
         engine_python=python,
@@ -92,6 +93,7 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "launch_timeout",
         "production_timeout",
         "in_flight",
+        "tokens_per_forward",
         "retries",
         "error_budget",
         "request_timeout",

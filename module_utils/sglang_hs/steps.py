@@ -282,6 +282,14 @@ def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
         return {"changed": True, "said": ["log: {}".format(job.log)]}
 
 
+def in_flight(settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Prompts, and tokens where several share a forward, that the client keeps at the server: what is computed and what comes next."""
+    tokens = int(settings["tokens_per_forward"])
+    if not tokens:
+        return {"in_flight": int(settings["in_flight"]), "tokens_in_flight": None}
+    return {"in_flight": max(int(settings["in_flight"]), command.PROMPTS_IN_FLIGHT), "tokens_in_flight": 2 * tokens}
+
+
 def client_spec(journal: Journal) -> Dict[str, Any]:
     """What the client is told."""
     settings = journal.settings
@@ -298,7 +306,7 @@ def client_spec(journal: Journal) -> Dict[str, Any]:
         "boundaries": settings["boundaries"],
         "final": settings["final"],
         "cut_to": settings["cut_to"],
-        "in_flight": settings["in_flight"],
+        **in_flight(settings),
         "retries": settings["retries"],
         # rows that the operator chose to go without are no errors
         "error_budget": settings["error_budget"] + settings["bad_rows"],

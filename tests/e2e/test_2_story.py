@@ -87,6 +87,17 @@ def test_no_touch_edits_nothing_and_gives_the_same_states(host: Host) -> None:
     samples_equal_hugging_face(host)
 
 
+def test_prompts_that_share_a_forward_give_the_same_states(host: Host) -> None:
+    before = host.signature()
+    played = host.play("extract", extra={"hs_tokens_per_forward": 4096})
+    assert played.code == 0, played.out
+    host.assert_back(before)
+    result = json.loads(max((host.state / "runs").glob("*/result.json"), key=os.path.getmtime).read_text())
+    assert result["canary"]["together"] > 1
+    assert result["counts"]["forwards"] < 64 / 2
+    samples_equal_hugging_face(host)
+
+
 def test_if_the_edit_fails_production_was_never_stopped(host: Host) -> None:
     before, pid = host.signature(), host.production().pid
     done = threading.Event()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,9 @@ from sglang_hs_capture.exchange import Exchange
 from sglang_hs_capture.recorder import Recorder
 from sglang_hs_capture.settings import Settings
 from torch import nn
+
+Prompt = Tuple[List[int], str, int]  # tokens that are computed, rid, tokens before them
+Waiting = Tuple[Prompt, "Future[torch.Tensor]"]
 
 VOCAB, HIDDEN, LAYERS, EPS = 64, 16, 5, 1e-6
 
@@ -199,7 +204,8 @@ def save_checkpoint(model: Model, head: torch.Tensor, folder: Path) -> None:
 class Engine:
     """The HTTP side over one or more ranks. ``fault(number, ids, answer)`` may change or refuse the answer to request ``number``.
 
-    ``cut``: tokens that the server takes in silence. ``lie``: it reports all of them all the same. ``cache``: prefixes are cached.
+    ``pack``: prompts that come within a moment share a forward. ``cut``: tokens that the server takes in silence. ``lie``: it reports
+    all of them all the same. ``cache``: prefixes are cached.
     """
 
     def __init__(
@@ -219,6 +225,7 @@ class Engine:
         self.recorders = [
             capture(model, self.dump, boundaries, final, rank, ranks) for rank, model in enumerate(self.models)
         ]
+        self.pack = False
         self.cut: Optional[int] = None
         self.lie = False
         self.cache = False
@@ -229,6 +236,8 @@ class Engine:
         self.requests: List[List[int]] = []
         self._seen: List[List[int]] = []
         self._lock = threading.Lock()
+        self._arrived: List[Waiting] = []
+        self._arrival = threading.Lock()
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -253,6 +262,28 @@ class Engine:
         self._server.shutdown()
         self._server.server_close()
 
+    def _forward(self, prompts: List[Prompt]) -> List[torch.Tensor]:
+        """One forward of all ``prompts`` on every rank; rank 0's states of each."""
+        hidden = torch.empty(0)
+        for model in reversed(self.models):
+            with torch.no_grad():
+                hidden = model(None, None, batch(*(list(column) for column in zip(*prompts, strict=True))))
+        return list(hidden.split([len(ids) for ids, _, _ in prompts]))
+
+    def _with_others(self, prompt: Prompt) -> torch.Tensor:
+        """Like a scheduler: who comes first computes for all that wait by then."""
+        mine: Waiting = (prompt, Future())
+        with self._arrival:
+            self._arrived.append(mine)
+        time.sleep(0.01)
+        with self._lock:
+            with self._arrival:
+                at_hand, self._arrived = self._arrived, []
+            if at_hand:
+                for (_, answer), states in zip(at_hand, self._forward([each for each, _ in at_hand]), strict=True):
+                    answer.set_result(states)
+        return mine[1].result(timeout=10)
+
     def generate(self, body: Dict[str, Any]) -> Tuple[int, Any]:
         """One prompt through every rank, one at a time as a scheduler would."""
         ids: List[int] = body["input_ids"]
@@ -263,9 +294,10 @@ class Engine:
             prefix = len(taken) - 1 if self.cache and taken in self._seen else 0
             self._seen.append(taken)
             hidden = torch.empty(0)
-            for model in reversed(self.models):
-                with torch.no_grad():
-                    hidden = model(None, None, batch([taken[prefix:]], [body["rid"]], [prefix]))
+            if not self.pack:
+                hidden = self._forward([(taken[prefix:], body["rid"], prefix)])[0]
+        if self.pack:
+            hidden = self._with_others((taken[prefix:], body["rid"], prefix))
         meta: Dict[str, Any] = {
             "prompt_tokens": len(ids) if self.lie else len(taken),
             "cached_tokens": 0 if self.lie else prefix,

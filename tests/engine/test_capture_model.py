@@ -79,6 +79,7 @@ def test_states_are_right_and_the_answer_unchanged(tmp_path: Path, layout: str, 
             "dtype": "float32",
             "release": "0.0-fake",
             "name": name,
+            "prompts": str(len(IDS)),
         }
     assert recorder.current is None
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
@@ -16,8 +18,9 @@ from fake_engine import HIDDEN, VOCAB, Engine
 from safetensors import safe_open
 from sglang_hs.dataset import sequence_name
 from sglang_hs.manifest import Manifest
-from sglang_hs_capture import hooks, recorder
+from sglang_hs_capture import forwards, hooks, recorder
 from sglang_hs_client import dumpfile, extract, output
+from sglang_hs_client.gate import Gate
 from sglang_hs_client.run import Run
 from sglang_hs_client.spec import parse
 
@@ -113,6 +116,64 @@ def test_the_data_set_comes_out_exact_and_described(setup: Setup) -> None:
     before = len(setup.engine.requests)
     assert setup.run()[0] == 0  # nothing left to do: not one request
     assert len(setup.engine.requests) == before
+
+
+@pytest.mark.parametrize("layout", ["B", "D"])
+def test_prompts_that_share_a_forward_are_cut_apart_exactly(tmp_path: Path, layout: str) -> None:
+    made = Setup(tmp_path, layout=layout, ranks=2)
+    made.engine.pack = True
+    try:
+        code, result = made.run(in_flight=16, tokens_in_flight=200)
+        assert code == 0, result
+        made.check()
+        assert result["canary"]["together"] > 1
+        assert result["counts"]["forwards"] < (len(ROWS) - 2) / 2
+    finally:
+        made.engine.close()
+
+
+def test_a_wrong_cut_is_refused_before_the_data_set(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = forwards.plan
+
+    def wrong(batch: Any, wish: Any) -> Any:
+        rows, wanted, refused_wishes = right(batch, wish)
+        moved = [replace(each, start=each.start - 1, stop=each.stop - 1) if each.start else each for each in wanted]
+        return rows, moved, refused_wishes
+
+    monkeypatch.setattr(forwards, "plan", wrong)
+    setup.engine.pack = True
+    refused(setup, "prompts share the forward", in_flight=16, tokens_in_flight=200)
+
+
+def test_the_gate_counts_prompts_and_tokens() -> None:
+    gate = Gate(3, 10)
+    inside: List[int] = []
+    release = threading.Event()
+
+    def pass_through(tokens: int) -> None:
+        with gate.through(tokens):
+            inside.append(tokens)
+            release.wait(10)
+
+    def enter(tokens: int) -> threading.Thread:
+        thread = threading.Thread(target=pass_through, args=(tokens,))
+        thread.start()
+        time.sleep(0.05)
+        return thread
+
+    threads = [enter(30), enter(1)]
+    assert inside == [30]  # larger than all the room: it goes, alone
+    release.set()
+    for thread in threads:
+        thread.join()
+    release.clear()
+    inside.clear()
+    threads = [enter(4), enter(5), enter(2), enter(1), enter(1)]
+    assert inside == [4, 5, 1]  # 2 tokens too many; then a prompt too many
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(inside) == [1, 1, 2, 4, 5]
 
 
 def test_cut_to_cuts(setup: Setup) -> None:

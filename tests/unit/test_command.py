@@ -13,12 +13,15 @@ NEW = {
     "--chunked-prefill-size",
     "--disable-cuda-graph",
     "--disable-prefill-cuda-graph",
+    "--max-prefill-tokens",
 }
 OLD = NEW - {"--disable-prefill-cuda-graph"} | {"--disable-piecewise-cuda-graph"}
 
 
-def made(*words: str, flags: set[str] = NEW, drop: tuple[str, ...] = (), extra: tuple[str, ...] = ()) -> list[str]:
-    return command.extraction([*PRODUCTION, *words], flags, 31000, "triton", drop, extra)
+def made(
+    *words: str, flags: set[str] = NEW, drop: tuple[str, ...] = (), extra: tuple[str, ...] = (), tokens: int = 0
+) -> list[str]:
+    return command.extraction([*PRODUCTION, *words], flags, 31000, "triton", drop, extra, tokens)
 
 
 def test_values_may_be_many_or_negative_or_after_an_equals_sign() -> None:
@@ -112,6 +115,14 @@ def test_the_helper_comes_before_productions_own_path() -> None:
     assert made_of["PYTHONPATH"] == "/lib:/theirs"
     assert command.environment(settings, "/lib", {})["PYTHONPATH"] == "/lib"
     assert made_of["SGLANG_HS_BOUNDARIES"] == "3,31"
+
+
+def test_prompts_share_a_forward_only_where_that_is_asked_for() -> None:
+    words = made("--max-prefill-tokens", "99", "--max-running-requests", "48")
+    assert words[words.index("--max-running-requests") + 1] == "1" and "--max-prefill-tokens" not in words
+    words = made("--max-prefill-tokens", "99", "--max-running-requests", "48", tokens=8192)
+    assert words[words.index("--max-running-requests") + 1] == str(command.PROMPTS_PER_FORWARD)
+    assert words.count("--max-prefill-tokens") == 1 and words[words.index("--max-prefill-tokens") + 1] == "8192"
 
 
 def test_the_way_in_that_edits_nothing_keeps_the_package_that_production_names() -> None:

@@ -18,13 +18,17 @@ Refusal = Tuple[Optional[str], str]
 
 @dataclass(frozen=True)
 class Sequence:
-    """Rows ``start`` to ``stop`` of the forward hold the sequence ``name``. ids: int64 [T], host memory."""
+    """Rows ``start`` to ``stop`` of the forward hold the sequence ``name``. ids: int64 [T], host memory.
+
+    prompts: how many sequences the forward holds, this one among them.
+    """
 
     name: str
     start: int
     stop: int
     ids: torch.Tensor
     every_rank: bool
+    prompts: int = 1
 
     @property
     def length(self) -> int:
@@ -59,7 +63,7 @@ def plan(batch: Any, wish: Callable[[str], Optional[str]]) -> Tuple[int, List[Se
     wanted: List[Sequence] = []
     refused: List[Refusal] = []
     start = 0
-    for index, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True)):
+    for index, (length, prefix) in enumerate(zip(lengths, prefixes)):
         stop = start + length
         part = ids[start:stop]
         asked = _name(rids[index]) if index < len(rids) else None
@@ -67,7 +71,7 @@ def plan(batch: Any, wish: Callable[[str], Optional[str]]) -> Tuple[int, List[Se
         content = wish(name) if prefix == 0 else None
         if content is not None:
             if all(known.name != name for known in wanted):
-                wanted.append(Sequence(name, start, stop, part, content == "ranks"))
+                wanted.append(Sequence(name, start, stop, part, content == "ranks", len(lengths)))
         elif prefix:
             reason = "{} tokens of the prompt were not computed in this forward: a prefix cache hit, or a later chunk of a long prompt".format(
                 prefix

@@ -240,13 +240,14 @@ class Recorder:
         if per_rank and all(("input", boundary) in recording.seen for boundary in self.settings.boundaries):
             inputs = [part(offset + index * rows * row, row) for index in range(count)]
             add("attention_input", [count, length, self.hidden_size], inputs)
-        return [header(tensors, self._metadata(sequence.name)), *pieces]
+        return [header(tensors, self._metadata(sequence)), *pieces]
 
-    def _metadata(self, name: str) -> Dict[str, str]:
+    def _metadata(self, sequence: forwards.Sequence) -> Dict[str, str]:
         return {
             "boundaries": ",".join(map(str, self.settings.boundaries)),
             "final": self.settings.final,
             "dtype": str(self.dtype).replace("torch.", ""),
             "release": self.release,
-            "name": name,
+            "name": sequence.name,
+            "prompts": str(sequence.prompts),
         }

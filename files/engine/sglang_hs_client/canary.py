@@ -2,11 +2,13 @@
 
 (a) every tensor-parallel rank holds the same; (b) twice the same prompt gives the same; (c) ``lm_head(norm(final))``, computed
 from the checkpoint, reproduces the server's own log-probabilities; (d) each boundary, normed with its layer's own weight, is
-what that layer's attention received, and the boundaries differ and have sane norms; (e) the longest sample comes out whole.
+what that layer's attention received, and the boundaries differ and have sane norms; (e) the longest sample comes out whole; and, where
+prompts may share a forward, they come out as they do alone.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -15,13 +17,14 @@ import torch
 from safetensors import safe_open
 
 from .checkpoint import Checkpoint
-from .dumpfile import Expected, check_data, check_header
+from .dumpfile import Expected, check_data, check_header, prompts_in_forward
 from .exchange import Exchange
 from .faults import CanaryRefused, SampleFault
 from .server import Server
 from .spec import Spec
 
 LONGEST = 256  # tokens of a canary prompt: the server computes logits over the whole vocabulary for each
+TOGETHER_TRIES = 5  # the server decides which prompts share a forward
 TOP = 8  # log-probabilities compared at each position
 MOST = 0.95  # of the rows must agree: mixture-of-experts routing may flip for a few in half precision
 
@@ -37,6 +40,11 @@ class Tolerance:
 TOLERANCES = {"float32": Tolerance(1e-3, 0.02), "float16": Tolerance(0.01, 0.15), "bfloat16": Tolerance(0.03, 0.4)}
 
 
+Alone = Tuple[
+    str, List[int], torch.Tensor
+]  # name, ids and states [T, slots, H] of a prompt that had a forward to itself
+
+
 @dataclass
 class Numbers:
     """What was measured, for result.json and manifest.json."""
@@ -49,6 +57,8 @@ class Numbers:
     logprob_difference: float = 0.0
     boundary_difference: Dict[str, float] = field(default_factory=dict)
     rms: Dict[str, float] = field(default_factory=dict)
+    together: int = 0  # most prompts that were seen in one forward
+    together_difference: float = 0.0
     longest: int = 0
 
 
@@ -88,6 +98,7 @@ class Canary:
 
     def run(self, samples: List[Tuple[str, List[int]]], longest: Tuple[str, List[int]]) -> Numbers:
         """Check prompts (name, ids), then the longest sample; CanaryRefused at the first check that fails."""
+        alone: List[Alone] = []
         for name, ids in samples:
             states, others, meta = self._first(name, ids)
             self._same_on_ranks(states, others)
@@ -95,11 +106,14 @@ class Canary:
             self._boundaries(states)
             self._logprobs(ids, states, meta)
             self.numbers.sequences += 1
+            alone.append((name, ids, states["hidden_states"]))
         if self.numbers.positions < min(self.spec.canary.positions, sum(len(ids) - 1 for _, ids in samples)):
             raise self._refuse(
                 "the server gave log-probabilities for only {} positions".format(self.numbers.positions),
                 "a release that answers return_logprob otherwise",
             )
+        if self.spec.tokens_in_flight is not None:
+            self._together(alone)
         self._whole(*longest)
         return self.numbers
 
@@ -256,6 +270,40 @@ class Canary:
                 ),
                 "the final state is not the one before the final norm (pre- and post-norm mixed up, a partial sum), "
                 "or model_path is another checkpoint than the server's",
+            )
+
+    def _together(self, alone: List[Alone]) -> None:
+        """All prompts at once, until some were seen in one forward: each must be what it was alone, so the cuts are right."""
+        for _ in range(TOGETHER_TRIES):
+            with ThreadPoolExecutor(len(alone)) as pool:
+                list(pool.map(self._as_alone, alone))
+            if self.numbers.together > 1 or len(alone) < 2:
+                return
+
+    def _as_alone(self, one: Alone) -> None:
+        name, ids, states = one
+        try:
+            self.exchange.wish(name)
+            self._ask(name, ids, 0)
+            path = self.exchange.wait(name, self.spec.dump_wait_s)
+            prompts = prompts_in_forward(path)
+            again = self._take(path, name, ids)["hidden_states"]
+        except SampleFault as fault:
+            raise self._refuse(
+                "a prompt that may share its forward gave no dump: {}".format(fault.reason),
+                "a forward that the capture cannot cut apart",
+            ) from fault
+        finally:
+            self.exchange.forget(name)
+        worst = max(quantile(row_error(states[:, slot], again[:, slot]), MOST) for slot in range(self.spec.states))
+        self.numbers.together = max(self.numbers.together, prompts)
+        self.numbers.together_difference = max(self.numbers.together_difference, worst)
+        if worst > self.tolerance.state:
+            raise self._refuse(
+                "a prompt's states differ by {:.2g} (relative) when {} prompts share the forward".format(
+                    worst, prompts
+                ),
+                "rows cut apart at the wrong place; run with hs_tokens_per_forward=0",
             )
 
     def _whole(self, name: str, ids: List[int]) -> None:

@@ -66,6 +66,11 @@ def read_header(path: Path) -> Header:
     return Header(document, metadata, 8 + length, size)
 
 
+def prompts_in_forward(path: Path) -> int:
+    """How many prompts shared the forward that this dump comes from; SampleFault where the file is not whole."""
+    return max(int(read_header(path).metadata.get("prompts", "1")), 1)
+
+
 def check_header(path: Path, length: int, name: str, expected: Expected) -> Header:
     """The header, after comparing tensors, shapes, types and the sequence's name with what they must be."""
     header = read_header(path)

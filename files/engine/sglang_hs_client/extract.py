@@ -13,31 +13,34 @@ from typing import Dict, Iterable, List, Optional
 from sglang_hs.dataset import Row
 from sglang_hs.manifest import DONE, FAILED, PENDING, Manifest
 
-from .dumpfile import Expected, check_data, check_header
+from .dumpfile import Expected, check_data, check_header, prompts_in_forward
 from .exchange import Exchange
 from .faults import OutputFault, SampleFault, ServerGone
+from .gate import Gate
 from .output import Output, file_name
 from .server import Server
 from .spec import Spec
+
+MOVERS = 16  # dumps that are verified and moved beside the prompts in flight, at most
 
 
 @dataclass
 class Tally:
     """Running counts for the progress file, so that no tick has to ask the whole book."""
 
-    counts: Dict[str, int] = field(default_factory=dict)
+    counts: Dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, **changes: int) -> None:
-        """Add to some counts."""
+    def add(self, **changes: float) -> None:
+        """Add to some counts; a prompt that shared its forward adds its part of one."""
         with self.lock:
             for key, change in changes.items():
                 self.counts[key] = self.counts.get(key, 0) + change
 
     def snapshot(self) -> Dict[str, int]:
-        """A copy."""
+        """The counts as whole numbers."""
         with self.lock:
-            return dict(self.counts)
+            return {key: round(count) for key, count in self.counts.items()}
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,7 @@ class Extraction:
         self._lock = threading.Lock()
         self._twins: Dict[str, List[int]] = {}  # name of a sequence at work -> further samples with the same tokens
         self._rows: "queue.Queue[Optional[Row]]" = queue.Queue(maxsize=spec.in_flight)
-        # twice as many threads as prompts in flight: while one's dump is verified and moved, another's is computed
-        self._at_server = threading.Semaphore(spec.in_flight)
+        self._gate = Gate(spec.in_flight, spec.tokens_in_flight)
         self._outage: Optional[float] = None
 
     def stop(self, halt: Halt) -> None:
@@ -88,7 +90,8 @@ class Extraction:
         """Extract every row whose sample is pending."""
         threads = [
             threading.Thread(target=self._work, name="sample-{}".format(number), daemon=True)
-            for number in range(2 * self.spec.in_flight)
+            # beyond the prompts in flight: while one's dump is verified and moved, another's is computed
+            for number in range(self.spec.in_flight + min(self.spec.in_flight, MOVERS))
         ]
         for thread in threads:
             thread.start()
@@ -213,7 +216,7 @@ class Extraction:
 
     def _fetch(self, row: Row, name: str, attempt: int) -> Path:
         """The dump's path: one request, waiting out an outage of the server."""
-        with self._at_server:
+        with self._gate.through(len(row.input_ids)):
             while True:
                 self.exchange.wish(name)
                 rid = "{}-{}".format(name, attempt)
@@ -226,8 +229,9 @@ class Extraction:
                     self.server.abort(rid)
                     raise
                 self._outage = None
-                self.tally.add(forwards=1)
-                return self.exchange.wait(name, self.spec.dump_wait_s)
+                dump = self.exchange.wait(name, self.spec.dump_wait_s)
+                self.tally.add(forwards=1 / prompts_in_forward(dump))
+                return dump
 
     def _wait_out(self) -> None:
         """The server is not there: try again for a while, then give up the run (not the sample)."""

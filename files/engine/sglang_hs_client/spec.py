@@ -25,6 +25,7 @@ class CanarySpec:
 class Spec:
     """server: base URL. dump_dir: the exchange with the capture. cut_to, max_prompt: tokens. Times in seconds.
 
+    tokens_in_flight: where several prompts share a forward, tokens at the server at once; None: prompts go one at a time.
     retries: further attempts for one sample. error_budget: samples that may fail for good before the run stops.
     in_flight: prompts at the server; as many more may be on their way to the output folder.
     outage_s: how long the server may be unreachable before the run gives up. dump_wait_s: how long after the server's answer the
@@ -44,6 +45,7 @@ class Spec:
     final: str = "pre_norm"
     cut_to: Optional[int] = None
     in_flight: int = 4
+    tokens_in_flight: Optional[int] = None
     retries: int = 3
     error_budget: int = 0
     request_timeout_s: float = 600.0
@@ -99,6 +101,7 @@ def parse(document: Any) -> Spec:
             "boundaries must rise",
         ),
         (spec.in_flight >= 1, "in_flight must be at least 1"),
+        (spec.tokens_in_flight is None or spec.tokens_in_flight >= 1, "tokens_in_flight must be at least 1"),
         (spec.retries >= 0, "retries must not be negative"),
         (spec.error_budget >= 0, "error_budget must not be negative"),
         (spec.cut_to is None or spec.cut_to >= 1, "cut_to must be at least 1"),
