@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import command, engine, fsio, gpus, model, procs, production, server
+from . import command, engine, fsio, gpus, model, procs, production, secrets, server
 from .errors import HsError
 from .journal import Journal, Paths
 from .production import UNTOUCHED
@@ -59,7 +59,7 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
     return {
         "settings": settings,
         "production": production.summary(record),
-        "production_command": _without_secrets(record["argv"]),
+        "production_command": secrets.command_line(record["argv"]),
         "production_pid": record.get("pid"),
         "unit": record["unit"] if record["kind"] == "systemd" else None,
         "command": argv,
@@ -240,18 +240,6 @@ def _user(record: Mapping[str, Any]) -> str:
         return pwd.getpwuid(int(record["uid"])).pw_name
     except KeyError:
         return str(record["uid"])
-
-
-def _without_secrets(argv: List[str]) -> List[str]:
-    shown = list(argv)
-    for index, word in enumerate(shown):
-        name, equals, _ = word.partition("=")
-        if name in ("--api-key", "--admin-api-key"):
-            if equals:
-                shown[index] = name + "=(hidden)"
-            elif index + 1 < len(shown):
-                shown[index + 1] = "(hidden)"
-    return shown
 
 
 def open_run(state_dir: str) -> Dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
-from . import command, fsio, procs, production, server, spawn
+from . import command, fsio, procs, production, secrets, server, source_edit, spawn
 from .errors import HsError
 from .jobs import Job
 from .journal import GRACE, Journal, Paths
@@ -268,7 +268,7 @@ def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
             (journal.folder / "result.json").unlink()
         record = production_record(paths)
         spec_file = journal.folder / "client.spec.json"
-        fsio.write_json(spec_file, client_spec(journal))
+        fsio.write_json(spec_file, client_spec(paths, journal, record))
         env = command.inherited(record["env"])
         path = record["env"].get("PYTHONPATH", "")
         env.update(
@@ -290,8 +290,14 @@ def in_flight(settings: Mapping[str, Any]) -> Dict[str, Any]:
     return {"in_flight": max(int(settings["in_flight"]), command.PROMPTS_IN_FLIGHT), "tokens_in_flight": 2 * tokens}
 
 
-def client_spec(journal: Journal) -> Dict[str, Any]:
-    """What the client is told."""
+def engine_file(paths: Paths, settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """The source that the engine runs, for the output's description: {path, state, sha256, sha256_pristine, variant}."""
+    seen = source_edit.inspect(settings["engine"]["model_file"], str(paths.state / "backup"))
+    return {key: seen[key] for key in ("path", "state", "sha256", "sha256_pristine", "variant")}
+
+
+def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the client is told. ``record``: production's."""
     settings = journal.settings
     model = settings["model"]
     times = {(record["step"], record["state"]): record["at"] for record in journal.document["steps"]}
@@ -321,8 +327,12 @@ def client_spec(journal: Journal) -> Dict[str, Any]:
         "provenance": {
             "engine": settings["engine"],
             "model": model,
-            "launch": {"argv": settings["command"], "environment": settings["extraction_env"]},
-            "way_in": "package" if settings["no_touch"] else "edit of {}".format(settings["engine"]["model_file"]),
+            "engine_file": engine_file(paths, settings),
+            "way_in": "package" if settings["no_touch"] else "edit",
+            "launch": {
+                "argv": secrets.command_line(settings["command"]),
+                "environment": secrets.environment(command.environment(settings, str(paths.lib), record["env"])),
+            },
             "operator": journal.document["operator"],
             "tensor_parallel": settings["tensor_parallel"],
         },

@@ -56,6 +56,9 @@ def test_extract_then_again_then_restore(host: Host) -> None:
     host.assert_back(before)
     assert count(host) == 64
     samples_equal_hugging_face(host)
+    engine_file = json.loads((host.samples / "manifest.json").read_text())["provenance"]["engine_file"]
+    assert (engine_file["state"], engine_file["sha256_pristine"]) == ("patched", before["source"])
+    assert engine_file["sha256"] != before["source"]
 
     pid = host.production().pid
     again = host.play("extract")
@@ -82,7 +85,8 @@ def test_no_touch_edits_nothing_and_gives_the_same_states(host: Host) -> None:
     host.assert_back(before)
     after = host.source.stat()
     assert (after.st_ino, after.st_ctime_ns) == (inode.st_ino, inode.st_ctime_ns)
-    assert json.loads((host.samples / "manifest.json").read_text())["provenance"]["way_in"] == "package"
+    made_by = json.loads((host.samples / "manifest.json").read_text())["provenance"]
+    assert (made_by["way_in"], made_by["engine_file"]["sha256"]) == ("package", before["source"])
     assert count(host) == 64
     samples_equal_hugging_face(host)
 

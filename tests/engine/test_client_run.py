@@ -105,6 +105,7 @@ def test_the_data_set_comes_out_exact_and_described(setup: Setup) -> None:
     told = json.loads((setup.output / "manifest.json").read_text())
     assert told["complete"] is True and told["provenance"] == {"who": "a test"}
     assert [slot.get("output_of_layer") for slot in told["slots"]] == [0, 2, None]
+    assert list(told["model"]["sha256"]["config"]) == ["config.json"]
     assert told["hidden_states_prenorm"] is True and told["size"]["bytes"] == result["counts"]["bytes_done"]
     lines = [json.loads(line) for line in (setup.output / "samples.jsonl").read_text().splitlines()]
     assert [line["input_ids"] for line in lines] == ROWS

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from safetensors import safe_open
@@ -86,3 +86,27 @@ def fingerprint(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         total.update("{} {}\n".format(path.name, path.stat().st_size).encode())
     return total.hexdigest()
+
+
+# Small files that decide what a token id means and how the model is built.
+DESCRIBING = ("config.json", "generation_config.json", "preprocessor_config.json")
+TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.tiktoken",
+    "tiktoken.model",
+)
+TOKENIZER += ("tokenization_*.py", "chat_template*")
+
+
+def file_hashes(folder: Path) -> Dict[str, Dict[str, str]]:
+    """sha256 of the model's describing files: {"config": {name: hash}, "tokenizer": {name: hash}}; weights are not read."""
+
+    def hashes(patterns: Iterable[str]) -> Dict[str, str]:
+        found = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+    return {"config": hashes(DESCRIBING), "tokenizer": hashes(TOKENIZER)}

@@ -8,6 +8,7 @@ from typing import Any, Dict, List
 
 from sglang_hs.fsio import write_json
 
+from .checkpoint import file_hashes
 from .spec import Spec
 
 FORMAT = 1
@@ -74,7 +75,11 @@ def manifest(
         "num_layers": attached["num_layers"],
         "engine": {key: attached[key] for key in ("release", "layout", "tp_size", "helper_sha256", "server")},
         "dataset": {"path": spec.dataset, "sha256": identity["dataset_sha256"], "cut_to": spec.cut_to},
-        "model": {"path": spec.model_path, "fingerprint": identity["model"]},
+        "model": {
+            "path": spec.model_path,
+            "fingerprint": identity["model"],
+            "sha256": file_hashes(Path(spec.model_path)),
+        },
         "counts": counts,
         "size": {"bytes": size, "GB": round(size / 1e9, 3), "GiB": round(size / 2**30, 3)},
         "complete": counts["pending"] == 0 and counts["failed"] == 0 and counts["bad"] == 0,
