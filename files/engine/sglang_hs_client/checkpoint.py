@@ -90,8 +90,10 @@ def fingerprint(folder: Path) -> str:
 
 # Small files that decide what a token id means and how the model is built.
 DESCRIBING = ("config.json", "generation_config.json", "preprocessor_config.json")
-TOKENIZER = (
+TOKENIZER: Tuple[str, ...] = (
     "tokenizer*",
+    "tokenization_*.py",
+    "chat_template*",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.*",
@@ -99,7 +101,6 @@ TOKENIZER = (
     "*.tiktoken",
     "tiktoken.model",
 )
-TOKENIZER += ("tokenization_*.py", "chat_template*")
 
 
 def file_hashes(folder: Path) -> Dict[str, Dict[str, str]]:
