@@ -300,7 +300,7 @@ def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Di
     """What the client is told. ``record``: production's."""
     settings = journal.settings
     model = settings["model"]
-    times = {(record["step"], record["state"]): record["at"] for record in journal.document["steps"]}
+    times = {(step["step"], step["state"]): step["at"] for step in journal.document["steps"]}
     load = times.get(("launch", "done"), 0) - times.get(("launch", "begun"), 0)
     return {
         "run_id": journal.run_id,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import fsio, restore, steps
+from sglang_hs import fsio, procs, restore, steps
 from sglang_hs.journal import Journal, Paths, boot_id
 
 VIEW: dict[str, Any] = {
@@ -147,3 +151,37 @@ def test_the_dump_folder_goes_but_strangers_files_stay(tmp_path: Path) -> None:
     assert steps.clear_dumps(folder)
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
     assert not steps.clear_dumps(folder), "a folder that is not ours is left alone"
+
+
+def test_a_server_that_generates_without_the_capture_is_refused_at_once(journal: Journal, tmp_path: Path) -> None:
+    class Generates(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            answer = json.dumps({"output_ids": [1], "meta_info": {"completion_tokens": 8}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    me = procs.read(os.getpid())
+    assert me is not None
+    alive = {"pid": me.pid, "start": me.start, "supervisor": me.pid, "supervisor_start": me.start, "asked": 1.0}
+    fsio.write_json(journal.folder / "server.state.json", alive)
+    (journal.folder / "server.log").write_text("Load weight end.\n")
+    dumps = tmp_path / "dumps"
+    steps.dump_folder(dumps, os.getuid(), os.getgid())
+    with ThreadingHTTPServer(("127.0.0.1", 0), Generates) as server:
+        journal.document["settings"].update(tensor_parallel=1, dump_dir=str(dumps), extraction_port=1)
+        assert steps.ready(journal) == {
+            "finished": False,
+            "failed": False,
+            "line": "loading (0 of 1 ranks attached): Load weight end.",
+        }
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        journal.document["settings"]["extraction_port"] = server.server_address[1]
+        found = steps.ready(journal)
+        server.shutdown()
+    assert (found["finished"], found["failed"]) == (True, True)
+    assert "generates, but the capture is attached on 0 of its 1 ranks" in found["line"]
