@@ -122,6 +122,17 @@ class Journal:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.document["opened"]))
         return "{} (run {}, begun {})".format(self.document["operator"], self.run_id, began)
 
+    @property
+    def load_seconds(self) -> float:
+        """Seconds that the extraction server took to load, about what production will take; 0 before it is known."""
+        times = {(record["step"], record["state"]): record["at"] for record in self.document["steps"]}
+        return max(float(times.get(("launch", "done"), 0)) - float(times.get(("launch", "begun"), 0)), 0.0)
+
+    @property
+    def restore_by(self) -> float:
+        """Unix time at which a restore must begin, so that production answers before the window's end."""
+        return float(self.document["deadline"]) - 1.25 * self.load_seconds
+
     def last(self, step: str) -> Optional[str]:
         """Last recorded state of ``step``: begun, done, failed; None when never begun."""
         states = [record["state"] for record in self.document["steps"] if record["step"] == step]

@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -129,14 +130,30 @@ def _yes(name: str, given: Any) -> bool:
 
 
 def seconds(text: str) -> float:
-    """A length of time: ``6h``, ``90m``, ``45s`` or ``1h30m``; a bare number is seconds."""
+    """A length of time: ``6h``, ``90m``, ``45s`` or ``1h30m``; a bare number is seconds; ``until 06:30`` by the host's own clock."""
+    clock = re.fullmatch(r"until (\d{1,2}):(\d\d)", text.strip())
+    if clock and int(clock.group(1)) < 24 and int(clock.group(2)) < 60:
+        return _until(int(clock.group(1)), int(clock.group(2)), time.time())
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
     total = sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1))) if match else 0
     if total <= 0:
         raise HsError(
-            "hs_window holds {!r}, which is no length of time".format(text), UNTOUCHED, "write it as 6h, 90m or 1h30m"
+            "hs_window holds {!r}, which is no length of time".format(text),
+            UNTOUCHED,
+            "write it as 6h, 90m, 1h30m, or 'until 06:30' (the host's clock)",
         )
     return float(total)
+
+
+def _until(hour: int, minute: int, now: float) -> float:
+    """Seconds from ``now`` to the next time that the host's clock shows ``hour:minute``."""
+    day = time.localtime(now)
+    for days in (0, 1):
+        # mktime takes a day too many, and knows when the clocks change
+        end = time.mktime((day.tm_year, day.tm_mon, day.tm_mday + days, hour, minute, 0, 0, 0, -1))
+        if end > now:
+            return end - now
+    raise AssertionError("no such time within a day")
 
 
 def _ask_production(record: Mapping[str, Any]) -> Dict[str, Any]:

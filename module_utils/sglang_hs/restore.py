@@ -22,6 +22,7 @@ from .journal import Journal, Paths, boot_id
 
 RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
 RETRY_AFTER = 60.0
+SLOWER = 0.95  # of the decode rate before the run: told, not fatal
 UNIT_FOLDERS = ("/run/systemd/system", "/etc/systemd/system")
 
 
@@ -207,6 +208,12 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
     if serving and serving[0].process is not None:
         fsio.write_json(paths.production, dict(record, pid=serving[0].process.pid, start=serving[0].process.start))
     report.say("production answers on {}".format(record["url"]))
+    before = record.get("decode_rate")
+    if before and report.changed:
+        after = server.decode_rate(record["url"], record["api_key"]) or 0.0
+        told = "it decodes {:.0f} tokens/s, before the run {:.0f}".format(after, before)
+        slower = after < SLOWER * before
+        report.say(told + (": slower than {:.0%} of that; is somebody else asking?".format(SLOWER) if slower else ""))
 
 
 def _disarm(report: Report) -> None:
@@ -273,7 +280,7 @@ def due(journal: Journal, now: float) -> Optional[str]:
         ):
             return None
         return "a restore did not finish"
-    if now > document["deadline"]:
+    if now > journal.restore_by:
         return "the window closed"
     server_state = Job("server", journal.folder).state()
     client_state = Job("client", journal.folder).state()

@@ -44,6 +44,8 @@ def begin(
             journal.record("begin", "done", "attached by {}".format(operator))
         else:
             record = production.take(view["settings"], api_key)
+            if record["expected"] == "running":
+                record["decode_rate"] = server.decode_rate(record["url"], record["api_key"])
             journal = Journal.open(paths, operator, view, wanted, record)
             journal.record("begin", "done")
         watch(paths, journal)
@@ -132,7 +134,8 @@ def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
             return {"changed": False, "said": ["production is down on purpose"]}
         process = production.running(record)
         if process is not None and (process.pid, process.start) != (record["pid"], record["start"]):
-            record = dict(production.take(settings, record["api_key"]), run_id=run_id)  # restarted a moment ago
+            again = production.take(settings, record["api_key"])  # restarted a moment ago
+            record = dict(again, run_id=run_id, decode_rate=record.get("decode_rate"))
             fsio.write_json(paths.production, record)
         patience = float(settings["stop_timeout"])
         running = bool(production.members(record))
@@ -300,8 +303,6 @@ def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Di
     """What the client is told. ``record``: production's."""
     settings = journal.settings
     model = settings["model"]
-    times = {(step["step"], step["state"]): step["at"] for step in journal.document["steps"]}
-    load = times.get(("launch", "done"), 0) - times.get(("launch", "begun"), 0)
     return {
         "run_id": journal.run_id,
         "run_dir": str(journal.folder),
@@ -322,8 +323,8 @@ def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Di
         "hidden_size": model["hidden_size"],
         "vocab_size": model["vocab_size"],
         "max_prompt": settings["max_prompt"],
-        # production needs about as long to load as the extraction server did; the rest is for stopping and checking
-        "stop_taking_work_at": journal.document["deadline"] - 1.5 * load - float(settings["stop_timeout"]),
+        # what is in flight then is finished, and the servers change places
+        "stop_taking_work_at": journal.restore_by - min(float(settings["stop_timeout"]), 60.0),
         "provenance": {
             "engine": settings["engine"],
             "model": model,

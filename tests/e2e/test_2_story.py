@@ -102,6 +102,23 @@ def test_prompts_that_share_a_forward_give_the_same_states(host: Host) -> None:
     samples_equal_hugging_face(host)
 
 
+def test_a_run_that_its_window_cuts_has_its_own_status_and_production_is_back_in_time(host: Host) -> None:
+    before = host.signature()
+    data = host.folder / "long.jsonl"
+    data.write_text(
+        "".join(json.dumps({"input_ids": [7 + row % 500, 8 + row // 500, *range(9, 25)]}) + "\n" for row in range(5000))
+    )
+    played = host.play("extract", extra={"hs_dataset": str(data), "hs_window": "100s", "hs_stop_timeout": 10})
+    assert played.code == 75, played.out
+    flat = " ".join(played.out.split())
+    assert f"the window closed before the data set was through: {count(host)} of 5000 samples" in flat
+    assert "Next: start playbooks/extract.yml again" in flat
+    assert "tokens/s, before the run" in flat
+    host.assert_back(before)
+    journal = json.loads(max((host.state / "runs").glob("*/journal.json"), key=os.path.getmtime).read_text())
+    assert journal["closed"]["at"] < journal["deadline"]
+
+
 def test_if_the_edit_fails_production_was_never_stopped(host: Host) -> None:
     before, pid = host.signature(), host.production().pid
     done = threading.Event()

@@ -57,6 +57,16 @@ def test_the_window_closes_even_on_a_running_extraction(journal: Journal) -> Non
     assert restore.due(journal, journal.document["deadline"] + 1) == "the window closed"
 
 
+def test_the_window_leaves_production_the_time_to_load(journal: Journal) -> None:
+    end = journal.document["deadline"]
+    journal.document["steps"] += [
+        {"step": "launch", "state": "begun", "at": end - 3000},
+        {"step": "launch", "state": "done", "at": end - 2200},
+    ]
+    assert restore.due(journal, end - 1001) != "the window closed"
+    assert restore.due(journal, end - 999) == "the window closed"
+
+
 def test_a_reboot(journal: Journal) -> None:
     journal.document["boot_id"] = "another"
     assert boot_id() != "another"

@@ -131,6 +131,11 @@ class Run:
         self.progress.phase("finish", "describing the output")
         halt = extraction.halt if extraction is not None else None
         counts = manifest.counts()
+        if halt is not None and halt.outcome == "window":
+            done = "{} of {} samples and {} of {} tokens are done".format(
+                counts["done"], counts["total"], counts["tokens_done"], counts["tokens_total"]
+            )
+            halt = Halt(halt.outcome, "{}: {}".format(halt.message, done), halt.left)
         if halt is None or (counts["pending"] == 0 and halt.outcome in ("window", "stopped")):
             message = "{} of {} samples are in {}".format(counts["done"], counts["total"], spec.output_dir)
             lost = counts["failed"] + counts["bad"]
