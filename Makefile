@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test lint unit clean
+.PHONY: help demo demo-stop test lint unit compat bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ lint: $(VENV)/stamp ## ansible-lint (production, offline), yamllint, ruff, mypy
 
 unit: $(VENV)/stamp ## Only the unit tests
 	@tests/run.sh tests/unit
+
+compat: $(VENV)/stamp ## Run the edit on every release of SGLang (RELEASES="0.5.6 0.5.12": on these); writes docs/compatibility.md
+	@compat/compat.sh $(RELEASES)
 
 clean: ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
 	@if [ -e $(VENV)/stamp ]; then $(MAKE) --no-print-directory demo-stop; fi
