@@ -5,8 +5,8 @@
 requirements-old.txt; then the environment's own), and `python_path`, the stand-ins. So a release costs what its own
 sources take, not another 1.5 GB of torch.
 
-Standard library only. The folder is complete or absent: it is built beside its place and renamed; so is the folder of
-older pins.
+Standard library only. The folder is complete or absent: it is built beside its place and renamed; so is
+the folder of older pins.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def install(pip: list[str], words: list[str], place: Path) -> Path:
     shutil.rmtree(new, ignore_errors=True)
     new.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *pip]
-    subprocess.run([*command, "--no-deps", "--target", str(new), *words], check=True, stdout=sys.stderr)
+    # not compiled: most of it is never imported, and the rest is compiled by whoever imports it first
+    command += ["--no-compile", "--no-deps", "--target", str(new)]
+    subprocess.run([*command, *words], check=True, stdout=sys.stderr)
     return new
 
 
