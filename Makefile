@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test lint unit compat bench clean
+.PHONY: help demo demo-stop test lint unit compat compat-real bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,9 @@ test: $(VENV)/stamp ## Set up, lint, unit tests, end-to-end runs, molecule
 
 lint: $(VENV)/stamp ## ansible-lint (production, offline), yamllint, ruff, mypy
 	@tests/lint.sh
+
+compat-real: $(VENV)/stamp ## Real servers of every layout, at tensor parallel 1 and 2, judged by Hugging Face (a quarter of an hour)
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/python compat/real.py --document docs/compatibility-real.md
 
 unit: $(VENV)/stamp ## Only the unit tests
 	@tests/run.sh tests/unit

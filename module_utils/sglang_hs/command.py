@@ -22,16 +22,20 @@ class Option(NamedTuple):
 # Taken off production's arguments, with their values. Why, group by group:
 DROP = (
     # a draft model's forwards are not the target's, and a verify step is no prefill
-    r"--speculative-.*",
+    r"--speculative-.*", r"--decoupled-spec-.*", r"--enable-multi-layer-eagle",
     # decode speed: an extraction decodes one token a prompt
     r"--num-continuous-decode-steps",
     # replayed graphs run no Python, so no hook
     r"--cuda-graph-.*", r"--enable-.*cuda-graph.*", r"--enable-torch-compile", r"--torch-compile-.*", r"--enable-profile-cuda-graph",
+    # "enforce" undoes the flag that disables it (0.5.10)
+    r"--enforce-piecewise-cuda-graph", r"--piecewise-cuda-graph-.*", r"--debug-cuda-graph",
     # batches cut or mixed in ways that split a prompt over forwards, or skip the model's own loop
     r"--chunked-prefill-size", r"--enable-mixed-chunk", r"--enable-dynamic-chunking", r"--enable-two-batch-overlap", r"--tbo-.*",
     r"--enable-single-batch-overlap",
     # a cached prefix is not computed again: its states would be missing
-    r"--enable-hierarchical-cache", r"--hicache-.*", r"--enable-lmcache", r"--radix-eviction-policy",
+    r"--enable-hierarchical-cache", r"--hicache-.*", r"--radix-.*", r"--enable-session-radix-cache",
+    # these refuse to start without the prefix cache
+    r"--enable-lmcache", r"--lmcache-.*", r"--enable-unified-cache-.*", r"--unified-cache-.*", r"--enable-flexkv", r"--flexkv-.*",
     # a prompt cut short without a word
     r"--allow-auto-truncate",
     # how prompts are put together is set by us below
@@ -40,8 +44,8 @@ DROP = (
     r"--attention-backend", r"--prefill-attention-backend", r"--decode-attention-backend", r"--max-running-requests", r"--host", r"--port",
     # loopback only: keys and certificates have no use there, and would stand in a command line
     r"--api-key", r"--admin-api-key", r"--ssl-.*", r"--enable-ssl-.*",
-    # states leave by file, never as JSON floats
-    r"--enable-return-hidden-states",
+    # states leave by file, never as JSON floats; the second (0.5.23) does not start without a draft algorithm
+    r"--enable-return-hidden-states", r"--enable-return-aux-hidden-states", r"--return-(?:aux-)?hidden-states?-.*",
     # a second front
     r"--tokenizer-worker-num", r"--smg-.*", r"--grpc-mode",
 )  # fmt: skip
@@ -89,6 +93,9 @@ REFUSE_FLAGS = {
     "--enable-dp-attention": "data-parallel attention: tokens are scattered over ranks",
     "--enable-deepep-moe": "all-to-all experts: tokens are scattered over ranks",
     "--enable-nsa-prefill-context-parallel": "context parallel: a prompt is spread over ranks",
+    "--enable-dsa-prefill-context-parallel": "context parallel: a prompt is spread over ranks",
+    "--enable-prefill-context-parallel": "context parallel: a prompt is spread over ranks",
+    "--enable-prefill-cp": "context parallel: a prompt is spread over ranks",
 }
 
 _MODEL = ("--model-path", "--model")
@@ -129,6 +136,14 @@ def tensor_parallel(argv: Sequence[str]) -> int:
 def refuse_unsafe(argv: Sequence[str]) -> None:
     """HsError when production is laid out in a way that the capture does not understand."""
     _, options = split(argv)
+    for option in options:
+        if option.name == "--config":  # from 0.5.3; what stands there could be any of those below
+            raise HsError(
+                "production takes options from a file ({}), which is not read here".format(" ".join(option.values)),
+                "everything: production was not touched",
+                "name --config in hs_drop_arguments, and in hs_extra_arguments what the extraction needs of it "
+                "(--model-path and --tp-size at least)",
+            )
     for names, harmless, why in REFUSE:
         for option in options:
             if option.name in names and option.values and option.values[0] != harmless:

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 from .errors import HsError
 
 MODEL_FILE = "srt/models/deepseek_v2.py"
+REGISTRY_FILE = "srt/models/registry.py"
 
 # Runs in the engine's interpreter; finds the package without importing it (an import takes seconds).
 _PROBE = """
@@ -100,6 +101,25 @@ def describe(python: str, environment: Mapping[str, str], cwd: str) -> Dict[str,
         "release": found["release"] or _version_file(package),
         "model_file": str(model_file),
     }
+
+
+def refuse_no_touch(installed: Mapping[str, Any]) -> None:
+    """HsError where the release imports no package of ours: SGLANG_EXTERNAL_MODEL_PACKAGE came after 0.5.4.
+
+    Such a release passes over the variable in silence; the extraction server would start without a capture.
+    """
+    try:
+        text = (Path(installed["package"]) / REGISTRY_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    if "SGLANG_EXTERNAL_MODEL_PACKAGE" not in text:
+        raise HsError(
+            "SGLang {} imports no package before it builds a model (SGLANG_EXTERNAL_MODEL_PACKAGE came after 0.5.4)".format(
+                installed["release"]
+            ),
+            "everything: production was not touched",
+            "leave hs_no_touch false: the edit of the engine's source serves this release",
+        )
 
 
 def _version_file(package: Path) -> str:

@@ -33,6 +33,8 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
             "set hs_engine_python to the Python that runs SGLang",
         )
     installed = engine.describe(python, record["env"], record["cwd"])
+    if settings["no_touch"]:
+        engine.refuse_no_touch(installed)
     flags = engine.Flags(installed, record["env"], record["cwd"], _kept_flags(settings["state_dir"]))
     try:
         facts = _examine(settings, record, info)

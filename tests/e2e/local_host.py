@@ -67,6 +67,7 @@ class Host:
     folder: Path
     tp: int
     port: int = field(default_factory=free_ports)
+    release: str = ""  # of SGLang; empty: the local engine's own
 
     @property
     def env(self) -> dict[str, str]:
@@ -81,6 +82,7 @@ class Host:
             "HS_LOCAL_DIR": str(self.folder),
             "HS_LOCAL_PORT": str(self.port),
             "HS_LOCAL_TP": str(self.tp),
+            "HS_LOCAL_RELEASE": self.release,
         }
 
     def command(self, book: str, *words: str, inventory: str = "local") -> list[str]:
@@ -212,8 +214,8 @@ class Host:
         subprocess.run(["rm", "-rf", str(self.samples)], check=True)
 
 
-def make_host(folder: Path, tp: int) -> Host:
-    host = Host(folder, tp)
+def make_host(folder: Path, tp: int, release: str = "") -> Host:
+    host = Host(folder, tp, release=release)
     (folder / "home").mkdir()
     built = host.play("local_engine")
     assert built.code == 0, built.out

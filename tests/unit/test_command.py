@@ -45,6 +45,14 @@ def test_values_may_be_many_or_negative_or_after_an_equals_sign() -> None:
         ("--host", "0.0.0.0", "--port", "30000"),
         ("--prefill-attention-backend", "fa3"),
         ("--chunked-prefill-size", "8192", "--max-running-requests", "48"),
+        # only some releases have these; each would end the extraction or its capture at the start
+        ("--enforce-piecewise-cuda-graph", "--piecewise-cuda-graph-max-tokens", "4096"),
+        ("--enable-return-aux-hidden-states", "--return-aux-hidden-state-layer-ids", "1", "2"),
+        ("--return-hidden-states-mode", "last"),
+        ("--enable-unified-cache-external-linker", "--unified-cache-external-linker-backend", "x"),
+        ("--radix-cache-backend", "x", "--radix-eviction-policy-config", "{}"),
+        ("--enable-lmcache", "--lmcache-config-file", "/x"),
+        ("--decoupled-spec-bind-endpoint", "x"),
     ],
 )
 def test_what_spoils_a_capture_is_gone_with_its_values(words: tuple[str, ...]) -> None:
@@ -80,12 +88,22 @@ def test_a_release_without_a_flag_that_a_capture_needs_is_refused() -> None:
         (("--enable-dp-attention",), "data-parallel attention"),
         (("--moe-a2a-backend", "deepep"), "all-to-all"),
         (("--nnodes=2",), "several nodes"),
+        (("--enable-prefill-cp",), "context parallel"),
+        (("--enable-dsa-prefill-context-parallel",), "context parallel"),
+        (("--config", "/etc/sglang.yaml"), "takes options from a file"),
+        (("--config=/etc/sglang.yaml",), "takes options from a file"),
         (("--disaggregation-mode", "prefill"), "disaggregated"),
     ],
 )
 def test_a_layout_that_scatters_tokens_is_refused(words: tuple[str, ...], why: str) -> None:
     with pytest.raises(HsError, match=why):
         made(*words)
+
+
+def test_a_file_of_options_may_be_dropped_knowingly() -> None:
+    words = made("--config", "/x.yaml", drop=("--config",), extra=("--max-running-requests", "1"))
+    assert "--config" not in words
+    assert "/x.yaml" not in words
 
 
 def test_harmless_values_of_those_are_not_refused() -> None:

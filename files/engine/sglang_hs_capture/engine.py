@@ -110,6 +110,7 @@ def refusals(model: Any, device: str) -> List[str]:
         "enable_nsa_prefill_context_parallel",
         "enable_dsa_prefill_context_parallel",
         "enable_prefill_context_parallel",
+        "enable_prefill_cp",
     )
     if context or _number("attn_cp_size") > 1 or any(_number(name) for name in names):
         found.append("context parallelism scatters the tokens over the ranks; start without it")
