@@ -31,7 +31,7 @@ lint: $(VENV)/stamp ## ansible-lint (production, offline), yamllint, ruff, mypy
 	@tests/lint.sh
 
 compat-real: $(VENV)/stamp ## Real servers of every layout, at tensor parallel 1 and 2, judged by Hugging Face (a quarter of an hour)
-	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/python compat/real.py --document docs/compatibility-real.md
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/python -m compat.real --document docs/compatibility-real.md
 
 unit: $(VENV)/stamp ## Only the unit tests
 	@tests/run.sh tests/unit

@@ -1,6 +1,6 @@
 """Real SGLang servers of every layout of deepseek_v2.py, judged by Hugging Face: `make compat-real`.
 
-    python compat/real.py [--release 0.5.14 ...] [--tp 1 ...] [--mode fused ...] [--document docs/compatibility-real.md]
+    python -m compat.real [--release 0.5.14 ...] [--tp 1 ...] [--mode fused ...] [--document docs/compatibility-real.md]
 
 Each case starts a server on the CPU and takes half a minute or so. Exit 1 when one does not pass.
 
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import real_case
-from real_case import Case, Outcome
+from compat import real_case
+from compat.real_case import Case, Outcome
 
 MODES = ("edit", "no-touch", "own-capture", "fused")
 SAMPLES, LONGEST = 16, 512  # of the local engine's data set; tokens

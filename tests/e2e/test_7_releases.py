@@ -17,10 +17,9 @@ from sglang_hs import engine
 from sglang_hs.errors import HsError
 from test_2_story import count, samples_equal_hugging_face
 
-sys.path.insert(0, str(REPO / "compat"))
+sys.path.insert(0, str(REPO))
 
-import real
-import real_case
+from compat import real, real_case
 
 
 @pytest.fixture(scope="module")
