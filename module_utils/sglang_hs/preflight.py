@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import command, engine, fsio, gpus, model, procs, production, server
+from . import command, engine, formats, fsio, gpus, model, procs, production, server
 from .errors import HsError
 from .journal import Journal, Paths
 from .production import UNTOUCHED
@@ -103,6 +103,8 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         settings[key] = [str(word) for word in settings[key]]
     settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
     settings["window_s"] = seconds(str(settings["window"]))
+    settings["formats"] = formats.chosen(settings["formats"])
+    settings["final"] = formats.final_for(settings["formats"], settings["final"])
     return settings
 
 
