@@ -14,7 +14,8 @@ import pyarrow
 import pytest
 import torch
 from fake_engine import HIDDEN
-from sglang_hs import dataset, export as caller
+from sglang_hs import dataset
+from sglang_hs import export as caller
 from sglang_hs.dataset import Limits, Row
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import Manifest
