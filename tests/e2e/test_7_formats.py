@@ -58,7 +58,7 @@ def test_check_mode_writes_nothing_and_a_missing_state_is_told(host: Host, expor
 
 
 @pytest.mark.parametrize("reader", list(PATHS))
-def test_the_trainers_own_reader_takes_it(host: Host, exports: Path, reader: str) -> None:
+def test_the_trainers_own_reader_takes_it(host: Host, exports: Path, reader: str, tmp_path: Path) -> None:
     folders = {
         "speculators-0.9": exports,
         "speculators-0.7": exported(exports, "speculators-pt"),
@@ -76,8 +76,9 @@ def test_the_trainers_own_reader_takes_it(host: Host, exports: Path, reader: str
         played = host.play("export", extra=extra)
         assert played.code == 0, played.out
         folders[reader] = place / "speculators-pt"
-    told = judged(reader, exports, folders[reader], DATASET)
+    told = judged(reader, exports, folders[reader], DATASET, tmp_path / "printed.py")
     assert "64 samples of" in told
+    assert ("the printed commands run" in told) == (reader != "speculators-0.3")
     assert told.count("spoiled (") == 3, told
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -49,10 +50,21 @@ def folder(name: str) -> Path:
     return place
 
 
-def judged(reader: str, captured: Path, exported: Path, dataset: Path) -> str:
-    """Let a trainer's reader judge; its output. AssertionError with everything it said where it finds a fault."""
+def printed(reader: str, captured: Path) -> str:
+    """The Python block that docs/formats.md prints for a reader, with the page's folders replaced; empty where it has none."""
+    found = re.search(rf"```python\n# {re.escape(reader)}\n(.*?)```", (REPO / "docs/formats.md").read_text(), re.S)
+    return found.group(1).replace("/data/hidden-states", str(captured)) if found else ""
+
+
+def judged(reader: str, captured: Path, exported: Path, dataset: Path, code: Path) -> str:
+    """Let a trainer's reader judge; its output. AssertionError with everything it said where it finds a fault.
+
+    ``code``: file for the commands that the page prints, which the judge runs too.
+    """
     path = os.pathsep.join(str(folder(name)) for name in PATHS[reader])
     words = [str(PYTHON), "-W", "ignore", str(PINS / "judge.py"), reader, str(captured), str(exported), str(dataset)]
+    code.write_text(printed(reader, captured))
+    words += [str(code)] if code.read_text() else []
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
     print(done.stdout)

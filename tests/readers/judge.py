@@ -1,10 +1,11 @@
 """The trainers' own readers judge an output folder and its exports. Runs in the engine's Python, a readers' folder on its path.
 
-    judge.py READER CAPTURED FOLDER DATASET
+    judge.py READER CAPTURED FOLDER DATASET [CODE]
 
 READER: speculators-0.9, speculators-0.7, speculators-0.3, specforge, modelopt. CAPTURED: the output folder, captured with both final
 states, which the tests compare with Hugging Face's; DATASET: the JSON lines that it was made of. Each sample that a reader hands out
-must be the captured one, value by value. Then one file at a time is spoiled in a copy, and the judgement must be another.
+must be the captured one, value by value. CODE, the page's own commands, must run and leave a ``sample``. Then one file at a time is
+spoiled in a copy, and the judgement must be another.
 """
 
 from __future__ import annotations
@@ -266,7 +267,16 @@ def must_complain(reader: str, judge: Callable[[Path], None], folder: Path, trut
             raise SystemExit(f"{reader}: a file spoiled by {how} was taken for a good one")
 
 
-def main(reader: str, captured: Path, folder: Path, dataset: Path) -> int:
+def printed(code: Path) -> None:
+    """Run the commands that docs/formats.md prints."""
+    names: dict[str, Any] = {}
+    exec(compile(code.read_text(), str(code), "exec"), names)
+    if names["sample"]["input_ids"].numel() < 2:
+        raise Wrong("the printed commands load no sample")
+    print("  the printed commands run")
+
+
+def main(reader: str, captured: Path, folder: Path, dataset: Path, *code: Path) -> int:
     """Judge, then judge what is spoiled."""
     warnings.simplefilter("ignore")
     truth = truths(captured, dataset)
@@ -283,6 +293,8 @@ def main(reader: str, captured: Path, folder: Path, dataset: Path) -> int:
     judges[reader](folder)
     package = {"modelopt": "nvidia-modelopt"}.get(reader, reader.split("-")[0])
     print(f"{package} {version(package)}: {len(truth)} samples of {folder} are what was captured")
+    for page in code:
+        printed(page)
     must_complain(reader, judges[reader], folder, truth)
     if reader == "speculators-0.9":
         with tempfile.TemporaryDirectory() as place:
@@ -295,4 +307,4 @@ def main(reader: str, captured: Path, folder: Path, dataset: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], *map(Path, sys.argv[2:5])))
+    sys.exit(main(sys.argv[1], *map(Path, sys.argv[2:])))

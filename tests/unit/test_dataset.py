@@ -151,14 +151,14 @@ def save_to_disk(folder: Path, table: Any, files: int = 2) -> Path:
 def test_an_arrow_folder_is_read_shard_by_shard_with_the_same_checks(tmp_path: Path) -> None:
     import pyarrow
 
-    good = {
+    good: dict[str, list[Any]] = {
         "input_ids": [[1, 2], [3], [4, 5, 6], [7]],
         "loss_mask": [[0, 1], [1], [1, 0, 1], [0]],
         "seq_len": [2, 1, 3, 1],
     }
     path = save_to_disk(tmp_path / "good", pyarrow.table({**good, "messages": ["a", "b", "c", "d"]}), files=3)
     ids, masks = good["input_ids"], good["loss_mask"]
-    assert list(dataset.rows(path, LIMITS)) == [Row(idx, ids[idx], masks[idx]) for idx in range(4)]  # type: ignore[arg-type]
+    assert list(dataset.rows(path, LIMITS)) == [Row(idx, ids[idx], masks[idx]) for idx in range(4)]
     bad = pyarrow.table(
         {"input_ids": [[1, 2], None, [], [1, 100]], "loss_mask": [[1], [1], [], [1, 1]], "seq_len": [2, 1, 0, 2]}
     )
