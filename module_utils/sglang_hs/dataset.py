@@ -1,7 +1,8 @@
 """The data set of prompts: read row by row (memory stays flat), each row checked, every fault told in one line.
 
-A row is a mapping with ``input_ids`` (token ids) and, if training masks its loss, ``loss_mask`` (0 or 1 for each token). Three
-forms are read: JSON lines, Parquet, and an arrow folder as ``datasets.save_to_disk`` leaves it. The last two need pyarrow.
+A row is a mapping with ``input_ids`` (token ids) and, if training masks its loss, ``loss_mask`` (0 or 1 for each token); other
+columns are passed over, but a ``seq_len`` must be true. Three forms are read: JSON lines, Parquet, and an arrow folder as
+``datasets.save_to_disk`` leaves it (so speculators' prepared data, and this project's own output). The last two need pyarrow.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 from .errors import HsError
 
 UNTOUCHED = "everything: the data set was only read"
+COLUMNS = ("input_ids", "loss_mask", "seq_len")
 
 
 def sequence_name(ids: Sequence[int]) -> str:
@@ -181,6 +183,8 @@ def check(idx: int, where: str, record: Any, limits: Limits) -> Union[Row, BadRo
         if place >= 0:
             return BadRow(idx, where, "loss_mask[{}] is {!r}, neither 0 nor 1".format(place, mask[place]))
         mask = [int(value) for value in mask]
+    if record.get("seq_len") not in (None, len(ids)):
+        return BadRow(idx, where, "seq_len is {!r} for {} input_ids".format(record["seq_len"], len(ids)))
     if limits.cut_to is not None:
         ids, mask = ids[: limits.cut_to], mask[: limits.cut_to] if mask is not None else None
     if len(ids) > limits.max_prompt:
@@ -295,7 +299,7 @@ def _parquet(file: Path) -> Iterator[Tuple[str, Any]]:
     parquet = _pyarrow("parquet", file)
     try:
         with parquet.ParquetFile(str(file)) as source:
-            wanted = [name for name in ("input_ids", "loss_mask") if name in source.schema_arrow.names]
+            wanted = [name for name in COLUMNS if name in source.schema_arrow.names]
             yield from _batches(file, source.iter_batches(batch_size=256, columns=wanted))
     except _arrow_errors() as error:
         raise HsError(
@@ -319,16 +323,21 @@ def _arrow(file: Path) -> Iterator[Tuple[str, Any]]:
 def _batches(file: Path, batches: Any) -> Iterator[Tuple[str, Any]]:
     number = 0
     for batch in batches:
-        names = [name for name in ("input_ids", "loss_mask") if name in batch.schema.names]
+        names = [name for name in COLUMNS if name in batch.schema.names]
         columns = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
         for place in range(batch.num_rows):
             # one row at a time: a batch of long rows as Python ints would be many times its arrow size
-            record = {name: column[place].as_py() for name, column in columns.items()}
+            record = {name: _flat(column[place].as_py()) for name, column in columns.items()}
             yield (
                 "{} row {}".format(file.name, number),
                 {name: value for name, value in record.items() if value is not None},
             )
             number += 1
+
+
+def _flat(value: Any) -> Any:
+    """A tensor of shape [1, T], as some tools save their rows, is a list in a list: the row itself. Anything else stays."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
 
 
 def _pyarrow(part: str, file: Path) -> Any:

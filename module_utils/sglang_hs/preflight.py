@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import command, engine, fsio, gpus, model, procs, production, secrets, server
+from . import command, engine, formats, fsio, gpus, model, procs, production, secrets, server
 from .errors import HsError
 from .journal import Journal, Paths
 from .production import UNTOUCHED
@@ -109,6 +109,8 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
     settings["no_touch"] = _yes("no_touch", settings["no_touch"])
     settings["window_s"] = seconds(str(settings["window"]))
+    settings["formats"] = formats.chosen(settings["formats"])
+    settings["final"] = formats.final_for(settings["formats"], settings["final"])
     return settings
 
 

@@ -134,6 +134,11 @@ class Host:
         return self.folder / "samples"
 
     @property
+    def finished(self) -> Path:
+        """A finished output for every format, kept by the test of the story for those of the formats."""
+        return self.folder / "finished"
+
+    @property
     def dumps(self) -> Path:
         return Path(f"/dev/shm/sglang_hs_local_{self.port}")
 

@@ -144,6 +144,7 @@ WRONG: list[tuple[str, Callable[[Host], Wrong], str]] = [
     ("source that may not be written", immutable_source, "immutable"),
     ("dump folder that is no folder of its own", given(hs_dump_dir="/dev/shm"), "not a folder of its own"),
     ("output folder with strangers' files", foreign_output, "holds files that are not ours: thesis.txt"),
+    ("a final state that a format does not read", given(hs_formats=["specforge"], hs_final="pre_norm"), "but specforge (in hs_formats) reads the post_norm"),
     ("no window", given(hs_window="soon"), "which is no length of time"),
     ("an option that the release does not know", given(hs_extra_arguments=["--no-such-option"]), "knows no option --no-such-option"),
     ("unsafe layout", given(hs_extra_arguments=["--pp-size", "2"]), "pipeline parallel"),
@@ -238,7 +239,7 @@ def test_the_playbooks_can_be_looked_at(host: Host, inventory: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    for book in ("extract", "restore"):
+    for book in ("extract", "restore", "export"):
         assert f"playbook: playbooks/{book}.yml" in said(*host.command(book, "--syntax-check", inventory=inventory))
         assert "play #1 (sglang)" in said(*host.command(book, "--list-tasks", inventory=inventory))
         assert "always" in said(*host.command(book, "--list-tags", inventory=inventory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -51,7 +52,9 @@ def fresh(host: Host) -> Iterator[None]:
 
 def test_extract_then_again_then_restore(host: Host) -> None:
     before = host.signature()
-    played = host.play("extract")
+    # for every format: both final states, each compared below
+    extra = {"hs_formats": ["native", "speculators-pt", "specforge", "modelopt"]}
+    played = host.play("extract", extra=extra)
     assert played.code == 0, played.out
     host.assert_back(before)
     assert count(host) == 64
@@ -59,9 +62,10 @@ def test_extract_then_again_then_restore(host: Host) -> None:
     engine_file = json.loads((host.samples / "manifest.json").read_text())["provenance"]["engine_file"]
     assert (engine_file["state"], engine_file["sha256_pristine"]) == ("patched", before["source"])
     assert engine_file["sha256"] != before["source"]
+    shutil.copytree(host.samples, host.finished)
 
     pid = host.production().pid
-    again = host.play("extract")
+    again = host.play("extract", extra=extra)
     assert again.code == 0, again.out
     assert again.recap("changed") == 0, again.out
     assert "nothing to do: all 64 samples are there; production is not touched" in " ".join(again.out.split())

@@ -3,6 +3,8 @@
 hidden_states/hs_{idx}.safetensors   one per row of the data set (equal sequences share one file's bytes by hard link)
 quarantine/hs_{idx}.json             why a sample is not there; beside it the dump that was refused, if there was one
 manifest.sqlite, manifest.json       the book, and what describes the folder to whoever finds it
+samples.jsonl                        once complete: token ids and loss mask of each sample that is there
+data-*.arrow, dataset_info.json, state.json   once complete, where pyarrow is: the same as an arrow data set, see arrowset.py
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .exchange import lock, remove
 from .faults import OutputFault, SampleFault
 
 STATES = "hidden_states"
+SAMPLES = "samples.jsonl"
 
 
 def file_name(idx: int) -> str:

@@ -15,13 +15,13 @@ from sglang_hs.errors import HsError
 from sglang_hs.fsio import write_json
 from sglang_hs.manifest import DONE, Manifest
 
-from . import canary, describe
+from . import arrowset, canary, describe
 from .checkpoint import fingerprint
 from .dumpfile import Expected, check_header
 from .exchange import Exchange
 from .extract import Extraction, Halt, Tally, budget_message
 from .faults import CanaryRefused, SampleFault, ServerGone
-from .output import Output, write_samples
+from .output import SAMPLES, Output, write_samples
 from .progress import Progress
 from .server import Server
 from .spec import Spec
@@ -144,7 +144,10 @@ class Run:
             )
         extra: Dict[str, Any] = {}
         if halt.outcome == "complete":
-            extra["samples"] = self._write_samples(manifest)
+            extra = self._write_rows(manifest)
+            if "missing" in extra["arrow"]:
+                note = "no arrow data set beside them: {missing}. Next: {next}".format(**extra["arrow"])
+                halt = Halt(halt.outcome, "{}; {}".format(halt.message, note), halt.left)
         describe.write(spec.output, describe.manifest(spec, attached, identity, counts, self.numbers, extra))
         return halt
 
@@ -228,20 +231,39 @@ class Run:
 
     # -- after ---------------------------------------------------------------------------------------------------------
 
-    def _write_samples(self, manifest: Manifest) -> Dict[str, Any]:
-        """samples.jsonl: the tokens and the loss mask beside the states, one line for each sample that is there."""
+    def _write_rows(self, manifest: Manifest) -> Dict[str, Any]:
+        """The tokens and the loss masks beside the states: samples.jsonl, a line for each sample that is there, and the arrow data set."""
+        reason = arrowset.missing()
+        arrow = None
+        try:
+            if reason is None:
+                arrow = arrowset.ArrowSet(self.spec.output)
+            else:
+                arrowset.remove(self.spec.output)
 
-        def lines() -> Iterator[Dict[str, Any]]:
-            for row in self._rows():
-                sample = manifest.sample(row.idx)
-                if sample is not None and sample.state == DONE:
-                    mask = row.loss_mask if row.loss_mask is not None else [1] * len(row.input_ids)
-                    yield {
-                        "idx": row.idx,
-                        "file": sample.file,
-                        "seq_len": len(row.input_ids),
-                        "input_ids": row.input_ids,
-                        "loss_mask": mask,
-                    }
+            def lines() -> Iterator[Dict[str, Any]]:
+                for row in self._rows():
+                    sample = manifest.sample(row.idx)
+                    if sample is not None and sample.state == DONE:
+                        mask = row.loss_mask if row.loss_mask is not None else [1] * len(row.input_ids)
+                        if arrow is not None:
+                            arrow.add(row.idx, row.input_ids, mask)
+                        yield {
+                            "idx": row.idx,
+                            "file": sample.file,
+                            "seq_len": len(row.input_ids),
+                            "input_ids": row.input_ids,
+                            "loss_mask": mask,
+                        }
 
-        return {"file": "samples.jsonl", "rows": write_samples(self.spec.output / "samples.jsonl", lines())}
+            count = write_samples(self.spec.output / SAMPLES, lines())
+            rows = arrow.finish(manifest.counts()["total"]) if arrow is not None else 0
+        except OSError as error:
+            raise self.output.fault(error) from error
+        finally:
+            if arrow is not None:
+                arrow.close()
+        told: Dict[str, Any] = {"rows": rows, "load": "datasets.load_from_disk of this folder"}
+        if reason is not None:
+            told = {"missing": reason, "next": arrowset.next_step(self.spec.output)}
+        return {"samples": {"file": SAMPLES, "rows": count}, "arrow": told}
