@@ -254,6 +254,7 @@ def test_the_plan_takes_an_arrow_folder(tmp_path: Path) -> None:
         "dump_dir": str(tmp_path / "dumps"),
         "state_dir": str(tmp_path / "state"),
         "in_flight": 1,
+        "tokens_per_forward": 0,
     }
     found = plan.look(settings, False, 0.0)
     assert (found["samples"], found["tokens"], found["bytes"]) == (2, 4, 4 * (4 * 8 * 2 + 8))
