@@ -38,6 +38,7 @@ done: {description: Samples that an earlier run extracted., type: int, returned:
 bytes: {description: Bytes of states that are left to write., type: int, returned: always}
 bad_total: {description: Rows left out., type: int, returned: always}
 hist: {description: 'Length histogram: upper edge in tokens to number of samples.', type: dict, returned: always}
+lengths: {description: The histogram as lines of text., type: list, elements: str, returned: always}
 line: {description: One line on the data set., type: str, returned: always}
 time_line: {description: One line on the time that it will take., type: str, returned: always}
 space_line: {description: One line on the room., type: str, returned: always}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, List, Mapping
 
 from . import dataset, fsio
 from .errors import HsError
@@ -69,8 +70,20 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     if done["samples"]:
         answer["line"] += "; {:,} are done".format(done["samples"])
     answer["time_line"] = _expected(settings, left)
+    answer["lengths"] = histogram(found.hist)
     answer["space_line"] = _room(settings, found, left, each, reserve) if work else "complete"
     return answer
+
+
+def histogram(hist: Mapping[int, int]) -> List[str]:
+    """Lines of a picture: upper edge in tokens (above the line before), samples, share."""
+    total, most = max(sum(hist.values()), 1), max(list(hist.values()) or [1])
+    return [
+        "{:>9,} tokens  {:>9,}  {:>5.1%}  {}".format(
+            edge, hist[edge], hist[edge] / total, "#" * max(round(40 * hist[edge] / most), 1)
+        )
+        for edge in sorted(hist)
+    ]
 
 
 def _expected(settings: Mapping[str, Any], left: int) -> str:
@@ -82,11 +95,16 @@ def _expected(settings: Mapping[str, Any], left: int) -> str:
         except (HsError, OSError):
             continue
         times = {(step["step"], step["state"]): step["at"] for step in closed.get("steps", [])}
-        tokens, took = (result.get("counts") or {}).get("tokens_done"), result.get("seconds")
+        # of that run alone: what it found done already took it no time
+        tokens, took = result.get("tokens_this_run"), result.get("seconds")
         if result.get("outcome") == "complete" and tokens and took and ("restore", "done") in times:
             around = times[("restore", "done")] - closed["opened"] - took
+            work, window = left * took / tokens, float(settings["window_s"])
+            # each window loads both servers anew, and leaves time for production to load before its end
+            count = math.ceil(work / max(window - 1.25 * around, 1.0))
             told = "about {} with production down for all but the first seconds ({:,.0f} tokens/s and {} of loading in run {})"
-            return told.format(duration(around + left * took / tokens), tokens / took, duration(around), folder.name)
+            said = told.format(duration(count * around + work), tokens / took, duration(around), folder.name)
+            return said + ("; {} windows of {}".format(count, settings["window"]) if count > 1 else "")
     return "not known before the first complete run on this host"
 
 
@@ -181,7 +199,9 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
             UNTOUCHED,
             "lower hs_in_flight, hs_tokens_per_forward or hs_cut_to, or make that file system larger (mount -o remount,size=...)",
         )
-    return "{} to write, {} free; dumps up to {}, {} free".format(size(need), size(free), size(peak), size(memory))
+    return "{} to write, {} free, {} afterwards; dumps up to {}, {} free".format(
+        size(need), size(free), size(free - need), size(peak), size(memory)
+    )
 
 
 def _dump_tokens(settings: Mapping[str, Any], longest: int) -> int:

@@ -47,6 +47,29 @@ def test_check_and_diff_change_nothing_and_show_the_edit_and_the_command(host: H
     assert played.recap("changed") > 0
 
 
+def test_plan_shows_what_would_be_done_and_changes_nothing(host: Host) -> None:
+    before = snapshot(host)
+    played = host.play("plan")
+    assert played.code == 0, played.out
+    assert snapshot(host) == before
+    for line in (
+        "+            _hs_capture.attach(self)",
+        "+--max-running-requests 1",
+        "1,024 tokens",
+        " afterwards; dumps up to",
+    ):
+        assert line in played.out, line
+
+
+def test_status_tells_and_writes_it_down(host: Host, tmp_path: Path) -> None:
+    before = snapshot(host)
+    played = host.play("status", extra={"hs_status_file": str(tmp_path / "status.json")})
+    assert played.code == 0, played.out
+    assert (played.recap("changed"), snapshot(host)) == (0, before)
+    assert "no run is open" in played.out and "engine source: as it was" in played.out
+    assert json.loads((tmp_path / "status.json").read_text())["localhost"]["open"] is False
+
+
 def row_file(host: Host, text: str) -> Wrong:
     """A data set of one good row and ``text``."""
     path = host.folder / "wrong.jsonl"
@@ -239,7 +262,7 @@ def test_the_playbooks_can_be_looked_at(host: Host, inventory: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    for book in ("extract", "restore", "export"):
+    for book in ("extract", "restore", "export", "plan", "status"):
         assert f"playbook: playbooks/{book}.yml" in said(*host.command(book, "--syntax-check", inventory=inventory))
         assert "play #1 (sglang)" in said(*host.command(book, "--list-tasks", inventory=inventory))
         assert "always" in said(*host.command(book, "--list-tags", inventory=inventory))

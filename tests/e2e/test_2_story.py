@@ -192,6 +192,10 @@ def test_ctrl_c_then_extract_again_goes_on_with_the_run(host: Host) -> None:
     os.killpg(playing.pid, signal.SIGINT)
     assert playing.wait(timeout=60) != 0
     assert host.journal()["run_id"] == run_id
+    status = host.play("status")
+    assert (status.code, status.recap("changed")) == (0, 0), status.out
+    assert f"run {run_id} of " in status.out and "production is back by" in " ".join(status.out.split())
+    assert f"edited: {host.source}" in " ".join(status.out.split())
     played = host.play("extract")
     assert played.code == 0, played.out
     assert f"run {run_id}" in " ".join(played.out.split())

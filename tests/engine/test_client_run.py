@@ -115,7 +115,9 @@ def test_the_data_set_comes_out_exact_and_described(setup: Setup) -> None:
     progress = json.loads((setup.folder / "run" / "progress.json").read_text())
     assert (progress["phase"], progress["done"], progress["tokens_done"]) == ("done", len(ROWS), sum(map(len, ROWS)))
     before = len(setup.engine.requests)
-    assert setup.run()[0] == 0  # nothing left to do: not one request
+    assert result["tokens_this_run"] == sum(map(len, ROWS))
+    code, again = setup.run()  # nothing left to do: not one request
+    assert (code, again["tokens_this_run"]) == (0, 0)
     assert len(setup.engine.requests) == before
 
 

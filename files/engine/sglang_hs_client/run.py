@@ -43,6 +43,7 @@ class Run:
         self.numbers: Dict[str, Any] = {}
         self.manifest: Optional[Manifest] = None
         self.extraction: Optional[Extraction] = None
+        self._tokens_before = 0
         self._halt: Optional[Halt] = None  # a signal that came before the extraction began
 
     def execute(self) -> int:
@@ -76,6 +77,7 @@ class Run:
             "counts": self.tally.snapshot(),
             "canary": self.numbers,
             "seconds": round(time.time() - started, 3),
+            "tokens_this_run": self.tally.snapshot().get("tokens_done", 0) - self._tokens_before,
             "run_id": self.spec.run_id,
         }
         write_json(Path(self.spec.run_dir) / "result.json", result, 0o644)
@@ -192,6 +194,7 @@ class Run:
 
     def _count(self, manifest: Manifest) -> None:
         counts = manifest.counts()
+        self._tokens_before = counts["tokens_done"]
         self.tally.add(
             total=counts["total"],
             done=counts["done"],
