@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -37,6 +38,13 @@ LINES = edit.variants()[0]["edits"][0]["lines"]
 def newest() -> str:
     """The last release of compat/releases.txt."""
     return (ROOT / "compat" / "releases.txt").read_text().split()[-1]
+
+
+class Took(NamedTuple):
+    """Seconds: by the clock, and of processor time."""
+
+    wall: float
+    cpu: float
 
 
 class Bench:
@@ -91,26 +99,28 @@ class Bench:
             (found[name],) = remote.rglob("AnsiballZ_{}.py".format(name.split(".")[-1]))
         return found
 
-    def module(self, archive: Path, changes: bool) -> float:
-        """Seconds that one run of a module takes. changes: whether it must change the file."""
+    def module(self, archive: Path, changes: bool) -> Took:
+        """One run of a module. changes: whether it must change the file."""
         self.pristine()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
         done = subprocess.run([sys.executable, str(archive)], capture_output=True, text=True)
-        took = time.perf_counter() - began
+        wall = time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode != 0 or (self.file.read_bytes() != self.source) != changes:
             sys.exit("{} did not do its work:\n{}{}".format(archive.name, done.stdout[-2000:], done.stderr[-2000:]))
-        return took
+        return Took(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
-    def core(self) -> float:
-        """Seconds for plan and apply in this process."""
+    def core(self) -> Took:
+        """Plan and apply in this process."""
         self.pristine()
-        began = time.perf_counter()
+        began, before = time.perf_counter(), time.process_time()
         edit.source_edit.apply(edit.source_edit.plan(str(self.file), edit.variants(), str(self.backup)))
-        return time.perf_counter() - began
+        return Took(time.perf_counter() - began, time.process_time() - before)
 
 
-def measure(repeats: int) -> Dict[str, List[float]]:
-    """Seconds of each run, in turns."""
+def measure(repeats: int) -> Dict[str, List[Took]]:
+    """Each run, in turns."""
     release = newest()
     source = (wheels.get([release])[release] / wheels.DEEPSEEK).read_bytes()
     print(
@@ -119,11 +129,11 @@ def measure(repeats: int) -> Dict[str, List[float]]:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(source, Path(folder))
         archives = bench.archives()
-        runs: Dict[str, Callable[[], float]] = {
+        runs: Dict[str, Callable[[], Took]] = {
             name: partial(bench.module, path, not name.endswith("ping")) for name, path in archives.items()
         }
         runs["plan and apply alone, in one process"] = bench.core
-        times: Dict[str, List[float]] = {name: [] for name in runs}
+        times: Dict[str, List[Took]] = {name: [] for name in runs}
         for number in range(repeats + 1):
             for name, run in runs.items():
                 took = run()
@@ -137,12 +147,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=25)
     times = measure(parser.parse_args().repeats)
-    print("{:<38}{:>9}{:>9}{:>9}{:>9}".format("seconds", "median", "fastest", "slowest", "spread"))
+    print(("{:<38}" + "{:>9}" * 5).format("seconds", "median", "fastest", "slowest", "spread", "cpu"))
+    medians = {}
     for name, values in times.items():
-        quarters = statistics.quantiles(values, n=4)
-        row = [statistics.median(values), min(values), max(values), quarters[2] - quarters[0]]
+        walls = [value.wall for value in values]
+        medians[name] = statistics.median(walls)
+        quarters = statistics.quantiles(walls, n=4)
+        row = [medians[name], min(walls), max(walls), quarters[2] - quarters[0]]
+        row.append(statistics.median(value.cpu for value in values))
         print("{:<38}".format(name) + "".join("{:>9.3f}".format(value) for value in row))
-    ours, theirs = (statistics.median(times[name]) for name in ("source_patch", "ansible.builtin.blockinfile"))
+    ours, theirs = medians["source_patch"], medians["ansible.builtin.blockinfile"]
     print("spread: from the first to the third quarter; ping: what the start of any module takes")
     print(
         "source_patch {:.3f} s (goal {:.1f}), {:.2f} times blockinfile (goal {:.1f})".format(

@@ -197,7 +197,9 @@ def walk_statements(body: Sequence[Any]) -> Iterator[ast.stmt]:
             yield item
         if not isinstance(item, _DEFS):
             for field in _BODIES:
-                yield from walk_statements(getattr(item, field, None) or [])
+                inner = getattr(item, field, None)
+                if inner:
+                    yield from walk_statements(inner)
 
 
 def _place_before(source: Source, node: ast.AST, name: str) -> Place:
