@@ -39,6 +39,9 @@ unit: $(VENV)/stamp ## Only the unit tests
 compat: $(VENV)/stamp ## Run the edit on every release of SGLang (RELEASES="0.5.6 0.5.12": on these); writes docs/compatibility.md
 	@compat/compat.sh $(RELEASES)
 
+bench: $(VENV)/stamp ## Measure what has a goal
+	@bench/run
+
 clean: ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
 	@if [ -e $(VENV)/stamp ]; then $(MAKE) --no-print-directory demo-stop; fi
 	rm -rf .local .ansible .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)

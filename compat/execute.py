@@ -16,7 +16,7 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
@@ -150,59 +150,59 @@ def collect(folder: Path) -> Tuple[int, float]:
     return count, worst
 
 
-def judge(release: str, root: Path, original: Path, edited: Path) -> Dict[str, Any]:
+def judge(release: str, root: Path, original: Path, edited: Path, scratch: Path) -> Dict[str, Any]:
     """Run both sources in this process, which is spent by it.
 
-    root: folder that holds the kept files of the release. Returns layout, states, worst, own (the model's own capture:
+    root: folder that holds the kept files of the release. scratch: an empty folder; it can be removed once the process has
+    ended, for the capture has a thread that writes. Returns layout, states, worst, own (the model's own capture:
     "checked", or "none" where the layout has none), refused (the reason, where the capture refused the model).
     Raises Wrong, or whatever the release's source raises.
     """
     torch.set_num_threads(1)
     recorder = supplied.Recorder()
     standins.install(root, supplied.supplied(release, recorder))
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "dump"
-        os.environ.pop("SGLANG_HS_DUMP_DIR", None)
-        plain = build(load(original, "original_model"))
-        inert = build(load(edited, "inert_model"))  # the edit without its environment variable
-        os.environ["SGLANG_HS_DUMP_DIR"] = str(folder)
-        os.environ["SGLANG_HS_BOUNDARIES"] = ",".join(map(str, range(tiny.LAYERS)))
-        os.environ["SGLANG_HS_FINAL"] = "both"
-        try:
-            model = build(load(edited, "edited_model"))
-        except RuntimeError as error:
-            if "sglang_hs_capture refuses this server" in str(error):
-                return {"refused": str(error)}
-            raise
-        record = folder / "attached" / "rank0.json"
-        if not record.exists():
-            raise Wrong("the inserted lines did not attach the capture")
-        attached = json.loads(record.read_text())
-        if attached["release"] != release:
-            raise Wrong("the capture says that the release is {}".format(attached["release"]))
-        states, worst = 0, 0.0
-        own = hasattr(plain, "layers_to_capture")
-        rounds = [[], tiny.OWN_CAPTURE] if own else [[]]
-        for layers in rounds:
-            for embeds in (False, True):
-                if own:
-                    plain.layers_to_capture = inert.layers_to_capture = model.layers_to_capture = list(layers)
-                wish(folder)
-                answer = run(plain, recorder, embeds)
-                if not same(run(model, recorder, embeds), answer):
-                    raise Wrong("forward of the edited source returns something else")
-                count, difference = collect(folder)
-                states, worst = states + count, max(worst, difference)
-                if not same(run(inert, recorder, embeds), answer):
-                    raise Wrong("without its environment variable the edited source returns something else")
-                if layers:
-                    check_own(own_states(answer))
-        return {
-            "layout": attached["layout"],
-            "states": states,
-            "worst": worst,
-            "own": "checked" if own else "none",
-        }
+    folder = scratch / "dump"
+    os.environ.pop("SGLANG_HS_DUMP_DIR", None)
+    plain = build(load(original, "original_model"))
+    inert = build(load(edited, "inert_model"))  # the edit without its environment variable
+    os.environ["SGLANG_HS_DUMP_DIR"] = str(folder)
+    os.environ["SGLANG_HS_BOUNDARIES"] = ",".join(map(str, range(tiny.LAYERS)))
+    os.environ["SGLANG_HS_FINAL"] = "both"
+    try:
+        model = build(load(edited, "edited_model"))
+    except RuntimeError as error:
+        if "sglang_hs_capture refuses this server" in str(error):
+            return {"refused": str(error)}
+        raise
+    record = folder / "attached" / "rank0.json"
+    if not record.exists():
+        raise Wrong("the inserted lines did not attach the capture")
+    attached = json.loads(record.read_text())
+    if attached["release"] != release:
+        raise Wrong("the capture says that the release is {}".format(attached["release"]))
+    states, worst = 0, 0.0
+    own = hasattr(plain, "layers_to_capture")
+    rounds = [[], tiny.OWN_CAPTURE] if own else [[]]
+    for layers in rounds:
+        for embeds in (False, True):
+            if own:
+                plain.layers_to_capture = inert.layers_to_capture = model.layers_to_capture = list(layers)
+            wish(folder)
+            answer = run(plain, recorder, embeds)
+            if not same(run(model, recorder, embeds), answer):
+                raise Wrong("forward of the edited source returns something else")
+            count, difference = collect(folder)
+            states, worst = states + count, max(worst, difference)
+            if not same(run(inert, recorder, embeds), answer):
+                raise Wrong("without its environment variable the edited source returns something else")
+            if layers:
+                check_own(own_states(answer))
+    return {
+        "layout": attached["layout"],
+        "states": states,
+        "worst": worst,
+        "own": "checked" if own else "none",
+    }
 
 
 def check_own(states: List[torch.Tensor]) -> None:
@@ -217,11 +217,16 @@ def check_own(states: List[torch.Tensor]) -> None:
 
 def in_child(release: str, root: Path, original: Path, edited: Path) -> Dict[str, Any]:
     """``judge`` in a process of its own. Adds ``error`` (one line) and ``trace`` where it ended with one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return _in_child(lambda: judge(release, root, original, edited, Path(scratch)))
+
+
+def _in_child(work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            answer = judge(release, root, original, edited)
+            answer = work()
         except BaseException as error:
             answer = {"error": "{}: {}".format(type(error).__name__, error), "trace": traceback.format_exc()}
         with os.fdopen(write, "w") as handle:

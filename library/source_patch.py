@@ -86,7 +86,7 @@ options:
                     must match exactly once. It is compared as syntax, so line breaks and quotes do not matter.
                   - In it, V(...) stands for any expression (but not for what is assigned to) or, in a list of arguments
                     or elements, for any number of them.
-                  - Of a statement with a body only the head is written, for instance V(for i in range(...):).
+                  - Of a statement with a body only the head is written, for instance V(for i in range(...\):).
                 type: str
               position:
                 description:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -331,17 +332,21 @@ def _plan_present(result: Plan, variants: List[Dict[str, Any]], marker: str, fou
             "{} already carries another edit, marked {!r}.".format(result.real_path, found.marker),
             "Undo that one first, or use its marker.",
         )
-    with _collector_at_rest():
-        source = anchors.Source(result.pristine, result.real_path)
-        variant, places = _choose(source, variants)
-        version = _version(variant, marker)
-        after, insertions = _insert(source, variant, places, marker, version)
-        _prove(source, after, insertions)
-    if found.pristine is not None and after != result.before:
+    with _collector_at_rest():  # until the trees are gone again
+        _edit(result, variants, marker)
+    if found.pristine is not None and result.after != result.before:
         result.state_before = PATCHED_OTHER_VERSION
+    result.state_after = PATCHED
+
+
+def _edit(result: Plan, variants: List[Dict[str, Any]], marker: str) -> None:
+    source = anchors.Source(result.pristine, result.real_path)
+    variant, places = _choose(source, variants)
+    version = _version(variant, marker)
+    after, insertions = _insert(source, variant, places, marker, version)
+    _prove(source, after, insertions)
     result.encoding, result.variant, result.marker = source.encoding, variant["name"], marker
     result.patch_version, result.insertions, result.after = version, insertions, after
-    result.state_after = PATCHED
 
 
 @contextlib.contextmanager
@@ -413,9 +418,10 @@ def _check_not_there(source: anchors.Source, place: anchors.Place, lines: List[s
     """Refuse when the lines stand at their place already, their markers taken away by hand."""
     wanted = [line.strip().encode("utf-8") for line in lines if line.strip()]
     index = source.offsets.index(place.offset) if place.offset in source.offsets else 0
-    stripped = [line.strip() for line in source.lines]
-    before = [line for line in stripped[:index] if line][-len(wanted) :]
-    behind = [line for line in stripped[index : index + 4 * len(wanted)] if line][: len(wanted)]
+    before = list(
+        itertools.islice((line.strip() for line in reversed(source.lines[:index]) if line.strip()), len(wanted))
+    )[::-1]
+    behind = [line.strip() for line in source.lines[index : index + 4 * len(wanted)] if line.strip()][: len(wanted)]
     if wanted in (before, behind):
         raise EditRefused(
             "already_there",

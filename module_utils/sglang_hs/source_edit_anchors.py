@@ -197,7 +197,9 @@ def walk_statements(body: Sequence[Any]) -> Iterator[ast.stmt]:
             yield item
         if not isinstance(item, _DEFS):
             for field in _BODIES:
-                yield from walk_statements(getattr(item, field, None) or [])
+                inner = getattr(item, field, None)
+                if inner:
+                    yield from walk_statements(inner)
 
 
 def _place_before(source: Source, node: ast.AST, name: str) -> Place:
@@ -308,23 +310,24 @@ def _matches_list(patterns: List[Any], nodes: List[Any]) -> bool:
 
 def same_but_inserted(before: ast.AST, after: ast.AST, inserted: Sequence[Tuple[int, int]]) -> bool:
     """Whether ``after`` is ``before`` plus statements on the ``inserted`` lines (first, last), and nothing else."""
-    if type(before) is not type(after):
-        return False
-    for field in before._fields:
-        old, new = getattr(before, field, None), getattr(after, field, None)
-        if isinstance(old, list) and isinstance(new, list):
-            kept = [item for item in new if not _lies_in(item, inserted)]
-            if len(old) != len(kept):
+    waiting: List[Tuple[Any, Any]] = [(before, after)]
+    while waiting:
+        old, new = waiting.pop()
+        if old is new:  # most contexts and operators are one object for all trees
+            continue
+        if type(old) is not type(new):
+            return False
+        if isinstance(old, ast.AST):
+            for field in old._fields:
+                waiting.append((getattr(old, field, None), getattr(new, field, None)))
+        elif isinstance(old, list):
+            if new and isinstance(new[0], ast.stmt):
+                new = [item for item in new if not _lies_in(item, inserted)]
+            if len(old) != len(new):
                 return False
-            pairs = zip(old, kept)
-        else:
-            pairs = zip((old,), (new,))
-        for one, other in pairs:
-            if isinstance(one, ast.AST):
-                if not same_but_inserted(one, other, inserted):
-                    return False
-            elif type(one) is not type(other) or (one != other and one == one):  # a NaN is unlike itself
-                return False
+            waiting.extend(zip(old, new))
+        elif old != new and old == old:  # a NaN is unlike itself
+            return False
     return True
 
 

@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import secrets
 import stat
 import struct
 import sys
@@ -211,7 +210,7 @@ def replace_bytes(
     Raises EditRefused when anything of this cannot be done; the old file then still stands.
     """
     folder, name = os.path.split(real)
-    temporary = os.path.join(folder, ".{}.source_patch-{}.tmp".format(name, secrets.token_hex(6)))
+    temporary = os.path.join(folder, ".{}.source_patch-{}.tmp".format(name, os.urandom(6).hex()))
     try:
         with plain_words("writing the new {}".format(real)):
             info = os.stat(real)
@@ -355,7 +354,7 @@ def write_new(path: str, data: bytes, like: os.stat_result, mtime_ns: Optional[i
 
     It gets the owner and mode of ``like`` as far as this user may give them, so that a person may copy it back.
     """
-    temporary = "{}.{}.tmp".format(path, secrets.token_hex(6))
+    temporary = "{}.{}.tmp".format(path, os.urandom(6).hex())
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -488,16 +488,19 @@ def test_a_second_caller_with_the_same_plan_finds_it_done(place):
     assert place.read() == MODEL
 
 
-def test_of_eight_appliers_at_once_exactly_one_changes_the_file(place):
+def _at_once(works):
+    """Run each of ``works`` in a process of its own, all beginning at one time; their answers as text, in order."""
     start = time.time() + 0.3
     children = []
-    for _number in range(8):
+    for work in works:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             time.sleep(max(0.0, start - time.time()))
             try:
-                answer = str(place.present()["changed"])
+                answer = str(work())
+            except source_edit.EditRefused as error:
+                answer = "refused " + error.reason
             except BaseException as error:
                 answer = repr(error)
             os.write(write, answer.encode())
@@ -509,9 +512,33 @@ def test_of_eight_appliers_at_once_exactly_one_changes_the_file(place):
         with os.fdopen(read) as handle:
             answers.append(handle.read())
         os.waitpid(child, 0)
+    return answers
+
+
+def test_of_eight_appliers_at_once_exactly_one_changes_the_file(place):
+    answers = _at_once([lambda: place.present()["changed"]] * 8)
     assert sorted(answers) == ["False"] * 7 + ["True"]
     place.undo()
     assert place.read() == MODEL
+
+
+def test_two_operators_who_want_different_things_at_once_leave_what_one_of_them_wants(place):
+    other = [variant(lines=["self.other = 1"])]
+    wanted = [place.plan().after, place.plan(other).after, MODEL]
+    for number in range(12):
+        works = [
+            lambda: place.present()["changed"],
+            lambda: place.present(other)["changed"],
+            lambda: place.undo()["changed"],
+        ]
+        answers = _at_once(works[number % 3 :] + works[: number % 3])
+        assert set(answers) <= {"True", "False", "refused changed_meanwhile"}, answers
+        assert place.read() in wanted
+        assert place.beside() == []
+        place.undo()
+        assert place.read() == MODEL
+        assert os.stat(place.file).st_mtime_ns == 10**18
+        assert place.kept() == []
 
 
 def test_a_lock_that_is_held_is_waited_for_and_then_named(place, monkeypatch):

@@ -22,6 +22,7 @@ EXAMPLES = int(os.environ.get("SOURCE_EDIT_EXAMPLES", "200"))
 ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 OLD_MARKER = "# BEGIN source_patch [source_patch 0123456789ab block 1/1 of 0123456789abcdef]"
+DAMAGED_MARKER = "# END source_patch [source_patch 0123456789ab block 1/1 of 0123456789abcdef] and more"
 
 # Statements of one or several lines, as they stand at the left margin.
 STATEMENTS = st.sampled_from(
@@ -47,6 +48,13 @@ STATEMENTS = st.sampled_from(
         "def f(x):\n    return x",
         "@a\n@(b)\ndef f(x):\n    '''Doc.'''\n    return x",
         "class C:\n    class C:\n        x = 1",
+        "class Other:\n    class Target:\n        def __init__(self):\n            self.a = 1",
+        "def Target():\n    class Target:\n        def __init__(self):\n            self.a = 1",
+        DAMAGED_MARKER,
+        "a = {!r}".format(OLD_MARKER),
+        "a = f'{{a}} {}'".format(OLD_MARKER),
+        "\x0c\x0cclass Page:\n\x0c    x = 1",
+        "@property\ndef f(self): return 1",
         "async def g():\n    await a",
         "lambda: (yield)",
     ]
@@ -63,12 +71,17 @@ def sources(draw):
     """(bytes, whether the edits' anchor stands in it)."""
     indent = draw(st.sampled_from(["    ", "\t", "  ", " "]))
     eol = draw(st.sampled_from(["\n", "\r\n", "\r"]))
-    encoding = draw(st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "cp1252"]))
+    encoding = draw(st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "cp1252", "koi8-r", "shift_jis"]))
     head = ["# -*- coding: {} -*-".format(encoding)] if encoding not in ("utf-8", "utf-8-sig") else []
     body = draw(st.lists(STATEMENTS, max_size=4))
     init = draw(st.lists(STATEMENTS, max_size=4))
     tail = draw(st.lists(STATEMENTS, max_size=3))
-    lines = [*head, *body, "class Target:", indent + "def __init__(self):", indent * 2 + "self.a = 1"]
+    decorated = draw(st.sampled_from([[], ["@a"], ["@a", "@b(", "    1)", "# why"]]))
+    inner = draw(
+        st.sampled_from([[], [indent + "class Target:", indent * 2 + "def __init__(self):", indent * 3 + "self.a = 1"]])
+    )
+    lines = [*head, *body, *decorated, "class Target:", *inner, *(indent + line for line in decorated)]
+    lines += [indent + "def __init__(self):", indent * 2 + "self.a = 1"]
     lines += [indented(item, indent * 2) for item in init] + tail
     text = "\n".join(lines) + draw(st.sampled_from(["", "\n", "\n\n", "\n    "]))
     if eol != "\n" and draw(st.booleans()):  # mixed line ends
@@ -76,7 +89,7 @@ def sources(draw):
         text = text[:where].replace("\n", eol) + text[where:]
     else:
         text = text.replace("\n", eol)
-    return text.encode(encoding)
+    return text.encode(encoding, "replace")
 
 
 ANCHORS = st.sampled_from(
@@ -113,7 +126,9 @@ def test_undo_of_apply_is_the_original_and_apply_twice_is_apply_once(source, edi
             result = place.present([one])
         except EditRefused as error:
             # Refusing is right for a source that has no such place; then nothing happened.
-            assert error.reason in ("no_variant", "would_not_compile", "already_there"), str(error)
+            # A comment that is a marker but for its end was one: nobody can say what the original was.
+            foreign = ("foreign",) if DAMAGED_MARKER.encode() in source else ()
+            assert error.reason in ("no_variant", "would_not_compile", "already_there", *foreign), str(error)
             assert place.read() == source
             assert place.beside() == []
             return
