@@ -114,6 +114,11 @@ def test_without_pyarrow_the_run_completes_and_says_what_to_do(tmp_path: Path, m
             handle.seek(-9, os.SEEK_END)
             handle.write(b"\x01")
         assert export.export(made.output, "native", None, None)["written"] == 1
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "pyarrow", None)
+            assert made.run()[0] == 0
+        # rows of an earlier run are never left beside newer states
+        assert not (made.output / arrowset.STATE).exists()
     finally:
         made.engine.close()
 
@@ -299,7 +304,7 @@ def test_bad_input_is_one_message(captured: Setup, tmp_path: Path, capsys: pytes
     to = str(tmp_path / "to")
     assert program.main(["export", "--output", str(captured.output), "--format", "modelopt", "--to", to]) == 0
     capsys.readouterr()
-    refused("belongs to another export (final", str(captured.output), "--format", "specforge", "--to", to)
+    refused("belongs to another export (format", str(captured.output), "--format", "specforge", "--to", to)
 
 
 def test_an_unfinished_or_torn_output_is_refused(tmp_path: Path) -> None:
