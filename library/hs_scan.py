@@ -41,6 +41,7 @@ hist: {description: 'Length histogram: upper edge in tokens to number of samples
 lengths: {description: The histogram as lines of text., type: list, elements: str, returned: always}
 line: {description: One line on the data set., type: str, returned: always}
 time_line: {description: One line on the time that it will take., type: str, returned: always}
+arrow: {description: Whether this Python can write the arrow data set beside the states., type: bool, returned: always}
 space_line: {description: One line on the room., type: str, returned: always}
 """
 

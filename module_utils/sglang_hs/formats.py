@@ -9,12 +9,12 @@ from .errors import HsError
 UNTOUCHED = "everything: production was not touched"
 PRE, POST, BOTH, AUTO = "pre_norm", "post_norm", "both", "auto"
 
-# Each format with the final states that its reader takes; the first is the one it gets unless told otherwise.
+# Each format with the final states that its reader takes; unless told otherwise it gets the first that was captured.
 READS: Dict[str, Tuple[str, ...]] = {
     "native": (PRE,),  # speculators 0.5 and later: the trainer applies the verifier's norm itself
     "speculators-pt": (PRE, POST),  # 0.4 to 0.7 pre-norm, 0.3 post-norm
     "specforge": (POST,),  # target logits are lm_head(hidden_state)
-    "modelopt": (PRE, POST),  # each file says which, in hidden_states_prenorm
+    "modelopt": (POST, PRE),  # each file says which, in hidden_states_prenorm; older releases take all for post-norm
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import sqlite3
@@ -69,6 +70,8 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     )
     if done["samples"]:
         answer["line"] += "; {:,} are done".format(done["samples"])
+    # this is the engine's Python, which the client will run in
+    answer["arrow"] = importlib.util.find_spec("pyarrow") is not None
     answer["time_line"] = _expected(settings, left)
     answer["lengths"] = histogram(found.hist)
     answer["space_line"] = _room(settings, found, left, each, reserve) if work else "complete"

@@ -42,6 +42,7 @@ def test_export_again_verifies_and_changes_nothing(host: Host, exports: Path) ->
     assert again.code == 0, again.out
     assert again.recap("changed") == 0, again.out
     assert "0 files written, 64 verified" in " ".join(again.out.split())
+    assert "native: 64 samples" in " ".join(again.out.split())
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 

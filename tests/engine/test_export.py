@@ -114,6 +114,11 @@ def test_without_pyarrow_the_run_completes_and_says_what_to_do(tmp_path: Path, m
             handle.seek(-9, os.SEEK_END)
             handle.write(b"\x01")
         assert export.export(made.output, "native", None, None)["written"] == 1
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "pyarrow", None)
+            assert made.run()[0] == 0
+        # rows of an earlier run are never left beside newer states
+        assert not (made.output / arrowset.STATE).exists()
     finally:
         made.engine.close()
 
@@ -176,7 +181,7 @@ def test_specforge(captured: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_modelopt(captured: Setup, tmp_path: Path) -> None:
-    for final, wish in (("pre_norm", None), ("post_norm", "post_norm")):
+    for final, wish in (("post_norm", None), ("pre_norm", "pre_norm")):
         to = tmp_path / final
         export.export(captured.output, "modelopt", to, wish)
         for idx, ids in enumerate(ROWS):
@@ -238,7 +243,7 @@ def test_again_it_verifies_mends_what_is_damaged_and_makes_what_is_missing(captu
     mended = export.export(captured.output, "modelopt", to, None)
     assert (mended["written"], mended["mended"], mended["verified"]) == (3, 1, len(ROWS) - 3)
     assert not list(to.glob(".*.part"))
-    torch.testing.assert_close(load(to / "row_7.pt")["hidden_states"], reference(captured, 7)[1])
+    torch.testing.assert_close(load(to / "row_7.pt")["hidden_states"], reference(captured, 7)[2])
 
 
 def test_killed_half_way_it_goes_on(captured: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +304,7 @@ def test_bad_input_is_one_message(captured: Setup, tmp_path: Path, capsys: pytes
     to = str(tmp_path / "to")
     assert program.main(["export", "--output", str(captured.output), "--format", "modelopt", "--to", to]) == 0
     capsys.readouterr()
-    refused("belongs to another export (final", str(captured.output), "--format", "specforge", "--to", to)
+    refused("belongs to another export (format", str(captured.output), "--format", "specforge", "--to", to)
 
 
 def test_an_unfinished_or_torn_output_is_refused(tmp_path: Path) -> None:

@@ -205,12 +205,15 @@ def modelopt(folder: Path, truth: list[Truth]) -> None:
         same("input_ids", item["input_ids"], row.ids)
         same("loss_mask", item["loss_mask"], row.mask)
         same("aux_hidden_states", item["aux_hidden_states"], row.states.flatten(1))
-        if item["base_hidden_prenorm"] is not True:
-            raise Wrong("hidden_states_prenorm is not told")
-        same("hidden_states", item["base_model_hidden_states"], row.pre)
-    batch = EagleOfflineDataCollator(32)([data[0], data[1]])
-    if batch["base_model_hidden_states"].shape[:2] != (2, 32):
-        raise Wrong(f"a batch of {list(batch['base_model_hidden_states'].shape)}")
+        if item["base_hidden_prenorm"] is not False:
+            raise Wrong("hidden_states_prenorm is said of the post-norm state")
+        same("hidden_states", item["base_model_hidden_states"], row.post)
+    batch = EagleOfflineDataCollator(LONGEST)([data[0], data[1]])
+    for place in (0, 1):
+        row = truth[int(files[place].stem.split("_")[-1])]
+        outputs, length = batch["base_model_outputs"], len(row.ids)
+        same("a batch's hidden states", outputs["base_model_hidden_states"][place, :length], row.post)
+        same("a batch's aux_hidden_states", outputs["aux_hidden_states"][place, :length], row.states.flatten(1))
 
 
 # -- spoiling ------------------------------------------------------------------------------------------------------------

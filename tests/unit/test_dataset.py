@@ -258,6 +258,7 @@ def test_the_plan_takes_an_arrow_folder(tmp_path: Path) -> None:
     }
     found = plan.look(settings, False, 0.0)
     assert (found["samples"], found["tokens"], found["bytes"]) == (2, 4, 4 * (4 * 8 * 2 + 8))
+    assert found["arrow"] is True
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
