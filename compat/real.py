@@ -8,6 +8,7 @@ edit         the edit of the engine's source, undone to the byte afterwards
 no-touch     no edit: the package in SGLANG_EXTERNAL_MODEL_PACKAGE, with production's own chained
 own-capture  the edit, while the model hands out states of its own choice too, as it does for a drafter
 fused        the edit, at tensor parallel 2, with the layers' sums left to the next layer's norm (all-reduce fusion)
+naive        the same with the mistake that fusion invites, made on purpose: passes when the canary refuses it
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from compat import real_case
 from compat.real_case import Case, Outcome
 
-MODES = ("edit", "no-touch", "own-capture", "fused")
+MODES = ("edit", "no-touch", "own-capture", "fused", "naive")
 SAMPLES, LONGEST = 16, 512  # of the local engine's data set; tokens
 
 
@@ -59,7 +60,9 @@ def cases() -> Iterator[Case]:
                     continue
                 if mode == "own-capture" and release.layout == "A":  # the model has none
                     continue
-                if mode == "fused" and tp == 1:  # nothing to sum
+                if mode in ("fused", "naive") and tp == 1:  # nothing to sum
+                    continue
+                if mode == "naive" and release.layout not in "AB":  # the others give the state whole
                     continue
                 yield Case(release.name, release.layout, tp, mode)
 
