@@ -28,12 +28,13 @@ BOUNDARIES = [1, 2, 4]
 TOLERANCE = 1e-4  # float32, largest absolute difference to Hugging Face
 LIBRARY = f"{REPO / 'files/engine'}:{REPO / 'module_utils'}"
 PACKAGES = REPO / "compat/real_packages"
+EXTRA = {"own-capture": "hs_compat_own", "fused": "hs_compat_fused", "naive": "hs_compat_naive"}
 LAUNCH_PATIENCE = 240.0  # seconds
 
 
 @dataclass(frozen=True)
 class Case:
-    """A server to be started. mode: edit, no-touch, own-capture or fused."""
+    """A server to be started. mode: edit, no-touch, own-capture, fused or naive."""
 
     release: str
     layout: str
@@ -127,9 +128,8 @@ def _run(case: Case, outcome: Outcome, cache: Path, folder: Path, work: Path, da
     installed = engine.describe(python, env, str(folder))
     if installed["release"] != case.release:
         raise Failed(f"the engine is {installed['release']}")
-    if case.mode in ("own-capture", "fused"):
-        # the stand-ins import it after the engine's own modules
-        env["SGL_CPU_EXTRA"] = {"own-capture": "hs_compat_own", "fused": "hs_compat_fused"}[case.mode]
+    if case.mode in EXTRA:
+        env["SGL_CPU_EXTRA"] = EXTRA[case.mode]  # the stand-ins import it after the engine's own modules
         env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{PACKAGES}"
         env["HS_COMPAT_PROOF"] = str(work / "proof-{rank}.json")
     source = Path(installed["model_file"])
@@ -139,12 +139,19 @@ def _run(case: Case, outcome: Outcome, cache: Path, folder: Path, work: Path, da
         if source.read_bytes() == before:
             raise Failed("the edit changed nothing")
     try:
-        _serve(case, outcome, argv, env, installed, work, dataset, port)
+        refusal = _serve(case, argv, env, installed, work, dataset, port)
     finally:
         if case.mode != "no-touch":
             source_edit.undo(str(source), str(work / "backup"))
     if source.read_bytes() != before or source.stat().st_mtime_ns != mtime:
         raise Failed("the source is not what it was")
+    if case.mode == "naive":
+        if "partial sum" not in refusal:
+            raise Failed(f"the canary did not refuse a naive sum: {refusal or 'the client took it'}")
+        outcome.proof = "refused as it must be: " + refusal.split("refuses: ")[-1].split(". That")[0]
+        return
+    if refusal:
+        raise Failed(refusal)
     judge(outcome, cache, argv, work, dataset)
     _prove(case, outcome, work)
 
@@ -160,18 +167,20 @@ def _edit(case: Case, source: Path, work: Path) -> None:
 
 def _serve(
     case: Case,
-    outcome: Outcome,
     argv: list[str],
     env: dict[str, str],
     installed: dict[str, Any],
     work: Path,
     dataset: Path,
     port: int,
-) -> None:
-    """Start the extraction server, wait until it is attached and generates, run the client, end the server."""
+) -> str:
+    """Start the extraction server, wait until it is attached and generates, run the client, end the server.
+
+    Returns why the client did not complete, "" where it did.
+    """
     flags = engine.Flags(installed, env, str(work), None)
     known = flags.result()
-    extra = ["--enable-flashinfer-allreduce-fusion"] if case.mode == "fused" and case.layout == "A" else []
+    extra = ["--enable-flashinfer-allreduce-fusion"] if case.mode in ("fused", "naive") and case.layout == "A" else []
     line = command.extraction(argv, known, port, "torch_native", extra=extra)
     dumps = Path(f"/dev/shm/hs_compat_{port}_{os.getpid()}")
     settings = {
@@ -198,7 +207,7 @@ def _serve(
             )
         try:
             _wait(process, dumps, case.tp, f"http://127.0.0.1:{port}", log)
-            _client(case, line, own, installed, dumps, work, dataset, port)
+            return _client(case, line, own, installed, dumps, work, dataset, port)
         finally:
             procs.end(procs.family(process.pid), 20)
             process.wait()
@@ -229,8 +238,8 @@ def _client(
     work: Path,
     dataset: Path,
     port: int,
-) -> None:
-    """The project's client: canary first, then the data."""
+) -> str:
+    """The project's client, canary first, then the data: why it did not complete, "" where it did."""
     described = model.describe(command.model_path(line) or "", "float32")
     attached = json.loads((dumps / "attached/rank0.json").read_text())
     if attached["layout"] != case.layout:
@@ -257,7 +266,8 @@ def _client(
     done = subprocess.run(words, env=env, cwd=work, capture_output=True, text=True, timeout=300)
     (work / "client.log").write_text(done.stdout + done.stderr)
     if done.returncode:
-        raise Failed(f"the client ended with status {done.returncode}: {(done.stdout + done.stderr)[-600:]}")
+        return f"the client ended with status {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
+    return ""
 
 
 def judge(outcome: Outcome, cache: Path, argv: list[str], work: Path, dataset: Path) -> None:

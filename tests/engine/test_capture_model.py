@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import json
 import os
@@ -18,6 +19,13 @@ from sglang_hs_capture import engine, hooks, settings
 from sglang_hs_capture import exchange as capture_exchange
 
 IDS = [[5, 6, 7, 8, 9], [1, 2], [3], [11, 12, 13]]
+
+
+class A2A(enum.Enum):
+    """How 0.4.10 tells the all-to-all backend that is in effect; later releases say a word."""
+
+    STANDARD = ("standard", "none")
+    DEEPEP = "deepep"
 
 
 def wish(folder: Path, ids: List[int], content: str = "") -> str:
@@ -285,6 +293,8 @@ def test_wrong_settings_are_named(values: Dict[str, str], told: str) -> None:
         ({"argument": ("enable_dp_attention", True)}, "DP attention"),
         ({"argument": ("attn_cp_size", 2)}, "context parallelism"),
         ({"argument": ("moe_a2a_backend", "deepep")}, "all-to-all"),
+        ({"argument": ("moe_a2a_backend", A2A.DEEPEP)}, "all-to-all"),
+        ({"argument": ("enable_prefill_cp", True)}, "context parallelism"),
         ({"argument": ("enable_two_batch_overlap", True)}, "two-batch overlap"),
         ({"layer": True}, "unknown layout"),
     ],
@@ -306,6 +316,12 @@ def test_attach_refuses_and_the_server_does_not_start(
     assert told in refused["reason"]
     assert not (tmp_path / "dump" / "attached" / "rank0.json").exists()
     assert oct((tmp_path / "dump").stat().st_mode & 0o777) == "0o700"
+
+
+@pytest.mark.parametrize("value", [None, "none", A2A.STANDARD])
+def test_experts_that_stay_on_their_rank_are_captured(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    monkeypatch.setattr(engine, "server_argument", lambda asked: value if asked == "moe_a2a_backend" else None)
+    assert engine.refusals(Model("A"), "cpu") == []
 
 
 def test_attach_reports_itself_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def fused(
     if deferred:
         seen["sums"] += 1
         seen["naive_off"] = max(seen["naive_off"], float((x - whole).abs().max()))
-        rank = distributed.get_tensor_model_parallel_rank()
+        rank = torch.distributed.get_rank()  # there is nothing but tensor parallelism
         Path(os.environ["HS_COMPAT_PROOF"].format(rank=rank)).write_text(json.dumps(seen), encoding="utf-8")
     return self.forward_native(whole, residual.clone())
 

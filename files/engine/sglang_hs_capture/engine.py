@@ -89,6 +89,14 @@ def _prefill_graph() -> Optional[str]:
     return None
 
 
+def _a2a_backend() -> str:
+    """Name of the all-to-all MoE backend, "none" where experts stay on their rank: a word, None, or 0.4.10's enum ("standard", "none")."""
+    given = server_argument("moe_a2a_backend")
+    value = getattr(given, "value", given)
+    names = value if isinstance(value, tuple) else (value,)
+    return "none" if None in names or "none" in names else str(names[0])
+
+
 def refusals(model: Any, device: str) -> List[str]:
     """Why this server's layout cannot be captured; empty where it can. ``device``: type of the weights' device."""
     found = []
@@ -114,8 +122,8 @@ def refusals(model: Any, device: str) -> List[str]:
     )
     if context or _number("attn_cp_size") > 1 or any(_number(name) for name in names):
         found.append("context parallelism scatters the tokens over the ranks; start without it")
-    backend = server_argument("moe_a2a_backend")
-    if getattr(model, "enable_a2a_moe", False) or _number("enable_deepep_moe") or backend not in (None, "none"):
+    backend = _a2a_backend()
+    if getattr(model, "enable_a2a_moe", False) or _number("enable_deepep_moe") or backend != "none":
         found.append(
             "an all-to-all MoE backend ({}) scatters the tokens over the ranks; start with --moe-a2a-backend none".format(
                 backend

@@ -31,8 +31,7 @@ PINS = "pins.sha256"
 
 def is_old(release: str) -> bool:
     """Tell whether the release needs the older packages and stand-ins: it is before 0.5.10.post1."""
-    numbers = [int(number) for number in re.findall(r"\d+", release)]
-    return numbers < [0, 5, 10, 1] and not release.startswith("0.5.10.post")
+    return [int(number) for number in re.findall(r"\d+", release)] < [0, 5, 10, 1]
 
 
 def install(pip: list[str], words: list[str], place: Path) -> Path:
