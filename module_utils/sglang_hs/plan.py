@@ -138,7 +138,9 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
             )
         for sample in book.samples("done"):
             try:
-                there = sample.file is not None and (output / sample.file).stat().st_size == sample.bytes
+                there = (
+                    sample.file is not None and os.stat(os.path.join(str(output), sample.file)).st_size == sample.bytes
+                )
             except OSError:
                 there = False
             nothing["samples"] += there
