@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test lint unit clean
+.PHONY: help demo demo-stop test lint unit kills clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,11 @@ lint: $(VENV)/stamp ## ansible-lint (production, offline), yamllint, ruff, mypy
 
 unit: $(VENV)/stamp ## Only the unit tests
 	@tests/run.sh tests/unit
+
+COUNT ?= 200
+kills: $(VENV)/stamp ## kill -9 of client, scheduler and server at COUNT=200 random moments; SEED=n plays the same again
+	@HS_CACHE=$${HS_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/sglang-hidden-states} \
+	  $(VENV)/bin/python tests/campaign/kills.py --count $(COUNT) $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
 	@if [ -e $(VENV)/stamp ]; then $(MAKE) --no-print-directory demo-stop; fi
