@@ -177,18 +177,19 @@ class Run:
         """
         self.progress.say("verifying what is done")
         root = str(self.spec.output) + os.sep
-        for sample in manifest.samples(DONE):
+        for idx, file, size, changed, _ in manifest.done_files():
             try:
-                assert sample.file is not None and sample.name is not None
-                path = root + sample.file
-                info = os.stat(path)
-                if info.st_size == sample.bytes and info.st_ctime <= sample.changed:
+                assert file is not None
+                info = os.stat(root + file)
+                if info.st_size == size and info.st_ctime <= changed:
                     continue
-                header = check_header(Path(path), sample.length, sample.name, expected)
-                if header.size != sample.bytes:
+                sample = manifest.sample(idx)
+                assert sample is not None and sample.name is not None
+                header = check_header(Path(root + file), sample.length, sample.name, expected)
+                if header.size != size:
                     raise SampleFault("another size")
             except (SampleFault, OSError):
-                manifest.again(sample.idx)
+                manifest.again(idx)
         manifest.commit()
 
     def _count(self, manifest: Manifest) -> None:
