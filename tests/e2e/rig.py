@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import os
-import random
 import shlex
 import shutil
 import signal
@@ -416,9 +415,3 @@ def make_rig(folder: Path, python: Path, lib: Path, samples: tuple[int, int, int
     rig = Rig(folder, python, lib, **more)
     rig.count = write_dataset(rig.dataset, *samples)
     return rig
-
-
-def seeded(seed: int | None) -> tuple[int, random.Random]:
-    """A seed (a new one unless given) and its random numbers."""
-    chosen = random.randrange(2**32) if seed is None else seed
-    return chosen, random.Random(chosen)
