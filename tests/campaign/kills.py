@@ -119,7 +119,9 @@ class Campaign:
             moment = self.draw.uniform(0, self.seconds)
             self.rig.wait_begun(client)
             time.sleep(moment)
-            os.killpg(client.pid, signal.SIGKILL)  # a process group of its own: the client alone
+            if client.poll() is None:
+                with contextlib.suppress(ProcessLookupError):  # through in this very moment
+                    os.killpg(client.pid, signal.SIGKILL)  # a process group of its own: the client alone
             if client.wait() != -signal.SIGKILL:
                 if blow:
                     break  # the resume was through already
