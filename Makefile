@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test lint unit compat compat-real bench clean
+.PHONY: help demo demo-stop test lint unit compat compat-real kills bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,11 @@ compat: $(VENV)/stamp ## Run the edit on every release of SGLang (RELEASES="0.5.
 
 bench: $(VENV)/stamp ## Measure what has a goal
 	@bench/run
+
+COUNT ?= 200
+kills: $(VENV)/stamp ## kill -9 of client, scheduler and server at COUNT=200 random moments; SEED=n plays the same again
+	@HS_CACHE=$${HS_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/sglang-hidden-states} \
+	  $(VENV)/bin/python tests/campaign/kills.py --count $(COUNT) $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
 	@if [ -e $(VENV)/stamp ]; then $(MAKE) --no-print-directory demo-stop; fi

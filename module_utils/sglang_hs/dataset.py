@@ -14,7 +14,7 @@ import sys
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 from .errors import HsError
 
@@ -82,8 +82,6 @@ class Scan:
     path: str
     samples: int = 0
     tokens: int = 0
-    unique: int = 0
-    unique_tokens: int = 0
     cut: int = 0
     masked: int = 0
     min_length: int = 0
@@ -101,9 +99,14 @@ class Scan:
         return facts
 
 
-def rows(path: Union[str, Path], limits: Limits) -> Iterator[Union[Row, BadRow]]:
-    """Every row of the data set in order, checked and cut. HsError where the data set as a whole cannot be read."""
-    for idx, where, record in _records(Path(path)):
+def rows(
+    path: Union[str, Path], limits: Limits, wanted: Optional[Callable[[int], bool]] = None
+) -> Iterator[Union[Row, BadRow]]:
+    """Every row of the data set in order, checked and cut. HsError where the data set as a whole cannot be read.
+
+    ``wanted(idx)``, asked once for each row in order: the others are passed over unparsed.
+    """
+    for idx, where, record in _records(Path(path), wanted):
         yield check(idx, where, record, limits)
 
 
@@ -117,11 +120,10 @@ def scan(
 ) -> Scan:
     """Read the whole data set once and sum it up; ``each`` is called with every row (the client fills its manifest so).
 
-    Memory: 32 bytes and some for each different sequence, nothing for its tokens.
+    Memory: one row.
     """
     limits = Limits(vocab_size, max_prompt, cut_to)
     result = Scan(str(path))
-    names: Set[bytes] = set()
     for idx, where, record in _records(Path(path)):
         row = check(idx, where, record, limits)
         if each is not None:
@@ -140,11 +142,6 @@ def scan(
         result.max_length = max(result.max_length, length)
         edge = 1 << max(length - 1, 0).bit_length()
         result.hist[edge] = result.hist.get(edge, 0) + 1
-        name = bytes.fromhex(row.name)
-        if name not in names:
-            names.add(name)
-            result.unique_tokens += length
-    result.unique = len(names)
     result.sha256 = digest(path)
     if not result.samples and not result.bad_total:
         raise HsError(
@@ -273,33 +270,39 @@ def _files(path: Path) -> List[Path]:
     return files
 
 
-def _records(path: Path) -> Iterator[Tuple[int, str, Any]]:
-    """(row number, where it is, raw record) of every row; the record is a BadRow where it cannot even be parsed."""
+def _records(path: Path, wanted: Optional[Callable[[int], bool]] = None) -> Iterator[Tuple[int, str, Any]]:
+    """(row number, where it is, raw record) of every wanted row; the record is a BadRow where it cannot even be parsed."""
     idx = 0
     for file in _files(path):
         if file.suffix == ".parquet":
-            source: Iterator[Tuple[str, Any]] = _parquet(file)
+            source: Iterator[Tuple[str, int, Any, Parse]] = _parquet(file)
         elif file.suffix == ".arrow":
             source = _arrow(file)
         else:
             source = _json_lines(file)
-        for where, record in source:
-            if isinstance(record, ValueError):
-                record = BadRow(idx, where, "not JSON ({})".format(record))
-            yield idx, where, record
+        for word, number, raw, parse in source:
+            if wanted is None or wanted(idx):
+                where = "{}{}{}".format(file.name, word, number)
+                try:
+                    record = parse(raw)
+                except UnicodeDecodeError:
+                    record = BadRow(idx, where, "not JSON (not UTF-8 text)")
+                except ValueError as error:
+                    record = BadRow(idx, where, "not JSON ({})".format(error))
+                yield idx, where, record
             idx += 1
 
 
-def _json_lines(file: Path) -> Iterator[Tuple[str, Any]]:
+# what makes a record of a row as it was read; a ValueError is the row's fault
+Parse = Callable[[Any], Any]
+
+
+def _json_lines(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
     """One JSON value a line; empty lines are no rows (but count as lines in messages)."""
     with file.open("rb") as handle:
         for number, line in enumerate(handle, 1):
             if line.strip():
-                where = "{}:{}".format(file.name, number)
-                try:
-                    yield where, _parse(line)
-                except ValueError as error:
-                    yield where, error if not isinstance(error, UnicodeDecodeError) else ValueError("not UTF-8 text")
+                yield ":", number, line, _parse
 
 
 def _parse(line: bytes) -> Any:
@@ -312,23 +315,23 @@ def _parse(line: bytes) -> Any:
     return json.loads(line)
 
 
-def _parquet(file: Path) -> Iterator[Tuple[str, Any]]:
+def _parquet(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
     parquet = _pyarrow("parquet", file)
     try:
         with parquet.ParquetFile(str(file)) as source:
             wanted = [name for name in COLUMNS if name in source.schema_arrow.names]
-            yield from _batches(file, source.iter_batches(batch_size=256, columns=wanted))
+            yield from _batches(source.iter_batches(batch_size=256, columns=wanted))
     except _arrow_errors() as error:
         raise HsError(
             "{} is not readable as Parquet: {}".format(file, error), UNTOUCHED, "write the file anew"
         ) from error
 
 
-def _arrow(file: Path) -> Iterator[Tuple[str, Any]]:
+def _arrow(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
     ipc = _pyarrow("ipc", file)
     try:
         with ipc.open_stream(str(file)) as source:
-            yield from _batches(file, source)
+            yield from _batches(source)
     except _arrow_errors() as error:
         raise HsError(
             "{} is not readable as an arrow stream: {}".format(file, error),
@@ -337,18 +340,19 @@ def _arrow(file: Path) -> Iterator[Tuple[str, Any]]:
         ) from error
 
 
-def _batches(file: Path, batches: Any) -> Iterator[Tuple[str, Any]]:
+def _batches(batches: Any) -> Iterator[Tuple[str, int, Any, Parse]]:
     number = 0
     for batch in batches:
         names = [name for name in COLUMNS if name in batch.schema.names]
         columns = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
+
+        # one row at a time: a batch of long rows as Python ints would be many times its arrow size
+        def record(place: int, columns: Dict[str, Any] = columns) -> Dict[str, Any]:
+            values = ((name, _flat(column[place].as_py())) for name, column in columns.items())
+            return {name: value for name, value in values if value is not None}
+
         for place in range(batch.num_rows):
-            # one row at a time: a batch of long rows as Python ints would be many times its arrow size
-            record = {name: _flat(column[place].as_py()) for name, column in columns.items()}
-            yield (
-                "{} row {}".format(file.name, number),
-                {name: value for name, value in record.items() if value is not None},
-            )
+            yield " row ", number, place, record
             number += 1
 
 

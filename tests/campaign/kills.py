@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
+import select
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +33,37 @@ KINDS = ("client", "scheduler", "server")
 PATIENT, IMPATIENT = 180.0, 1.0  # seconds that the client waits for a server that is gone
 
 
+class Forked:
+    """A client of the nursery, in the words of subprocess.Popen as far as the rig uses them."""
+
+    def __init__(self, nursery: subprocess.Popen[str], log: Path, words: tuple[str, ...]) -> None:
+        assert nursery.stdin is not None and nursery.stdout is not None
+        self._told, self._log = nursery.stdout, log
+        nursery.stdin.write(json.dumps([str(log), *words]) + "\n")
+        nursery.stdin.flush()
+        self.pid = int(self._told.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("client", timeout or 0)
+            self.returncode = int(self._told.readline())
+        return self.returncode
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self.wait(timeout)
+        return self._log.read_text(), None
+
+
 class Late(Exception):
     """The client was through before the blow fell: the run says nothing and is played again."""
 
@@ -42,11 +76,19 @@ class Campaign:
         self.draw = draw
         self.seconds = 0.0
         self.late = 0
+        words = [str(rig.python), str(ROOT / "tests/campaign/nursery.py")]
+        self.nursery = subprocess.Popen(
+            words, env=rig.client_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        rig.launcher = lambda *words: Forked(self.nursery, rig.folder / "client.log", words[1:])
         # on the dumps' own file system a sample is moved, on any other it is copied
         self.places = [(rig.output, "copied"), (rig.dumps.with_name(rig.dumps.name + "_out"), "moved")]
 
     def close(self) -> None:
-        """Remove what the last run left."""
+        """End the nursery, remove what the last run left."""
+        assert self.nursery.stdin is not None
+        self.nursery.stdin.close()
+        self.nursery.wait()
         self.rig.forget()
 
     def reference(self) -> None:
@@ -77,7 +119,9 @@ class Campaign:
             moment = self.draw.uniform(0, self.seconds)
             self.rig.wait_begun(client)
             time.sleep(moment)
-            os.killpg(client.pid, signal.SIGKILL)  # a process group of its own: the client alone
+            if client.poll() is None:
+                with contextlib.suppress(ProcessLookupError):  # through in this very moment
+                    os.killpg(client.pid, signal.SIGKILL)  # a process group of its own: the client alone
             if client.wait() != -signal.SIGKILL:
                 if blow:
                     break  # the resume was through already

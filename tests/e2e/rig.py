@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import os
-import random
 import shlex
 import shutil
 import signal
@@ -130,6 +129,7 @@ class Rig:
     port: int = field(default_factory=free_ports)
     process: procs.Process | None = None
     output: Path = Path()  # folder/out unless set
+    launcher: Callable[..., Any] | None = None  # what starts a client instead of :meth:`python_m`
 
     def __post_init__(self) -> None:
         self.output = self.output if self.output.name else self.folder / "out"
@@ -275,16 +275,20 @@ class Rig:
             with contextlib.suppress(FileNotFoundError):
                 (run / name).unlink()
         (run / "spec.json").write_text(json.dumps(document))
-        return self.python_m("sglang_hs_client", "run", "--spec", str(run / "spec.json"))
+        launch = self.launcher or self.python_m
+        return launch("sglang_hs_client", "run", "--spec", str(run / "spec.json"))
+
+    def client_env(self) -> dict[str, str]:
+        """The environment that the project gives the client."""
+        _, env = production(self.folder, self.python, self.port, self.tp)
+        return {**env, "PYTHONPATH": f"{self.lib}:{env['PYTHONPATH']}", "PYTHONUNBUFFERED": "1"}
 
     def python_m(self, *words: str) -> subprocess.Popen[str]:
         """``python -m`` in the engine's Python, as the project runs the client there."""
-        _, env = production(self.folder, self.python, self.port, self.tp)
-        env["PYTHONPATH"] = f"{self.lib}:{env['PYTHONPATH']}"
         return subprocess.Popen(
             [str(self.python), "-m", *words],
             cwd=self.folder,
-            env=env,
+            env=self.client_env(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -411,9 +415,3 @@ def make_rig(folder: Path, python: Path, lib: Path, samples: tuple[int, int, int
     rig = Rig(folder, python, lib, **more)
     rig.count = write_dataset(rig.dataset, *samples)
     return rig
-
-
-def seeded(seed: int | None) -> tuple[int, random.Random]:
-    """A seed (a new one unless given) and its random numbers."""
-    chosen = random.randrange(2**32) if seed is None else seed
-    return chosen, random.Random(chosen)

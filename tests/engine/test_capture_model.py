@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -40,6 +41,12 @@ def wait(path: Path) -> Path:
         assert time.monotonic() < end, "{} did not come".format(path)
         time.sleep(0.005)
     return path
+
+
+def data_crc32(folder: Path, name: str) -> str:
+    """Of what follows the header, as the whole file has it."""
+    data = (folder / "done" / (name + ".safetensors")).read_bytes()
+    return "{:08x}".format(zlib.crc32(data[8 + int.from_bytes(data[:8], "little") :]))
 
 
 def done(folder: Path, name: str, suffix: str = "") -> Dict[str, Any]:
@@ -81,6 +88,7 @@ def test_states_are_right_and_the_answer_unchanged(tmp_path: Path, layout: str, 
         assert ("final_post_norm" in found) == (final == "both")
         if final == "both":
             torch.testing.assert_close(found["final_post_norm"], post)
+        assert int(found["metadata"].pop("header_crc32"), 16)
         assert found["metadata"] == {
             "boundaries": "0,1,2,3,4",
             "final": final,
@@ -88,6 +96,7 @@ def test_states_are_right_and_the_answer_unchanged(tmp_path: Path, layout: str, 
             "release": "0.0-fake",
             "name": name,
             "prompts": str(len(IDS)),
+            "crc32": data_crc32(tmp_path, name),
         }
     assert recorder.current is None
 

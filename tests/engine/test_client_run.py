@@ -20,6 +20,7 @@ from sglang_hs.dataset import sequence_name
 from sglang_hs.manifest import Manifest
 from sglang_hs_capture import forwards, hooks, recorder
 from sglang_hs_client import dumpfile, extract, output
+from sglang_hs_client.faults import SampleFault
 from sglang_hs_client.gate import Gate
 from sglang_hs_client.run import Run
 from sglang_hs_client.spec import parse
@@ -331,8 +332,9 @@ def test_bad_rows_stop_the_run_before_the_server_is_asked(setup: Setup) -> None:
 
 
 def test_dumps_that_are_wrong_are_refused_and_kept_for_a_look(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Truncated, flipped to NaN, zeroed: each once, each told, each had right at the second attempt."""
+    """Truncated, flipped to NaN, zeroed, one bit off: each once, each told, each had right at the second attempt."""
     target = {sequence_name(ROWS[7]): "cut", sequence_name(ROWS[8]): "nan", sequence_name(ROWS[9]): "zero"}
+    target[sequence_name(ROWS[10])] = "bit"
     original = output.Output.accept
 
     def spoil(self: Any, dump: Path, idx: int, ids: List[int], name: str, expected: Any) -> Any:
@@ -344,6 +346,8 @@ def test_dumps_that_are_wrong_are_refused_and_kept_for_a_look(setup: Setup, monk
                 del data[-5:]
             elif kind == "nan":
                 data[start : start + 4] = b"\xff\xff\xff\xff"
+            elif kind == "bit":
+                data[start] ^= 1
             else:
                 data[start:] = bytes(len(data) - start)
             dump.write_bytes(bytes(data))
@@ -354,6 +358,9 @@ def test_dumps_that_are_wrong_are_refused_and_kept_for_a_look(setup: Setup, monk
     assert code == 0, result
     assert target == {}
     setup.check()
+    book = Manifest(setup.output, read_only=True)
+    assert [sample.idx for sample in book.samples() if sample.attempts == 2] == [7, 8, 9, 10]
+    book.close()
     target[sequence_name(ROWS[7])] = "nan"
     (setup.output / "hidden_states" / "hs_7.safetensors").unlink()
     code, result = setup.run(retries=0)
@@ -368,9 +375,11 @@ def test_resume_verifies_and_redoes_only_what_is_wrong(setup: Setup) -> None:
     with (folder / "hs_4.safetensors").open("r+b") as handle:
         handle.truncate(100)
     (folder / "hs_6.safetensors").write_bytes((folder / "hs_7.safetensors").read_bytes())
+    assert len(ROWS[0]) == len(ROWS[9])
+    (folder / "hs_0.safetensors").write_bytes((folder / "hs_9.safetensors").read_bytes())  # of the same size
     before = len(setup.engine.requests)
     code, result = setup.run(canary={"skip": True})
-    assert code == 0 and len(setup.engine.requests) - before == 3, result
+    assert code == 0 and len(setup.engine.requests) - before == 4, result
     setup.check()
 
 
@@ -498,3 +507,46 @@ def test_two_clients_on_one_output(setup: Setup) -> None:
     assert code == 1 and "another client is at work" in result["message"]
     first.close()
     assert setup.run()[0] == 0
+
+
+def test_any_changed_bit_of_a_header_shows(setup: Setup) -> None:
+    """Also where JSON and shapes stay right: the header vouches for itself, without the data being read."""
+    assert setup.run()[0] == 0
+    path = setup.output / "hidden_states" / "hs_3.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    for place in range(8 + length):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 7]) + data[place + 1 :])
+        with pytest.raises(SampleFault):
+            dumpfile.read_header(path)
+    path.write_bytes(data)
+    assert dumpfile.read_header(path).metadata["name"] == sequence_name(ROWS[3])
+
+
+def test_what_a_killed_client_left_half_written_goes(setup: Setup) -> None:
+    assert setup.run()[0] == 0
+    left = [
+        "hidden_states/.hs_3.safetensors.part",
+        ".manifest.json.x1y2",
+        ".samples.jsonl.part",
+        "quarantine/.hs_3.json.x1y2",
+    ]
+    for name in left:
+        (setup.output / name).write_text("half")
+    assert setup.run()[0] == 0
+    assert [name for name in left if (setup.output / name).exists()] == []
+    setup.check()
+
+
+def test_a_shared_sample_leaves_quarantine_too(setup: Setup) -> None:
+    """The twin of a sample is never asked for itself; what an earlier run kept of it must go all the same."""
+    bad = ROWS[11]
+    setup.engine.fault = lambda number, ids, answer: (400, {"error": "no"}) if ids == bad else (200, answer)
+    skip = {"canary": {"sequences": 2, "positions": 8, "skip": True}}
+    assert setup.run(error_budget=3, **skip)[0] == 0
+    told = sorted(path.name for path in (setup.output / "quarantine").glob("*.json"))
+    assert told == ["hs_11.json", "hs_17.json", "hs_2.json"]
+    setup.engine.fault = lambda number, ids, answer: (200, answer)
+    assert setup.run(**skip)[0] == 0
+    setup.check()
+    assert os.listdir(str(setup.output / "quarantine")) == []

@@ -80,7 +80,7 @@ def test_scan_sums_up(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "d.jsonl", rows)
     found = dataset.scan(path, 100, 8, cut_to=4, limit_bad=1)
-    assert (found.samples, found.tokens, found.unique, found.unique_tokens) == (3, 8, 2, 6)
+    assert (found.samples, found.tokens) == (3, 8)
     assert (found.cut, found.masked, found.min_length, found.max_length) == (1, 1, 2, 4)
     assert found.hist == {4: 1, 2: 2}
     assert len(found.bad) == 1 and found.bad_total == 2
@@ -276,3 +276,15 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
 
     peak(10)
     assert peak(20000) < peak(200) + 50000
+
+
+def test_rows_that_are_not_wanted_are_passed_over_unparsed(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", [{"input_ids": [1]}, "{", {"input_ids": [2]}, {"input_ids": [3]}])
+    asked = []
+
+    def wanted(idx: int) -> bool:
+        asked.append(idx)
+        return idx >= 2
+
+    assert list(dataset.rows(path, LIMITS, wanted)) == [Row(2, [2], None), Row(3, [3], None)]
+    assert asked == [0, 1, 2, 3]

@@ -132,3 +132,34 @@ def test_many_rows_stay_cheap(tmp_path: Path) -> None:
     manifest.add((idx, None, 5, None) for idx in range(100000))
     assert manifest.counts()["tokens_total"] == 500000
     manifest.close()
+
+
+def test_pages_of_one_state_do_not_sort_all_of_them(tmp_path: Path) -> None:
+    """Steps of SQLite's machine for ten times the rows: about ten times as many, not a hundred times."""
+    steps = []
+    for count in (1000, 10000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        manifest = book(folder, 3600)
+        manifest.add((idx, "name", 5, None) for idx in range(count))
+        for idx in range(count):
+            manifest.done(idx, "file", 1, "sum")
+        taken = [0]
+
+        def tick(taken: list[int] = taken) -> int:
+            taken[0] += 1
+            return 0
+
+        manifest._db.set_progress_handler(tick, 100)
+        assert sum(1 for _ in manifest.samples("done", page=100)) == count
+        manifest.close()
+        steps.append(taken[0])
+    assert steps[1] < 20 * steps[0], steps
+
+
+def test_the_longest_sample(tmp_path: Path) -> None:
+    manifest = book(tmp_path)
+    assert manifest.longest() is None
+    manifest.add([(0, "a", 10, None), (1, "b", 20, None), (2, None, 0, "bad"), (3, "c", 20, None)])
+    assert manifest.longest() == 1
+    manifest.close()

@@ -16,7 +16,7 @@ from . import engine, forwards
 from .buffers import Pool, Slot
 from .exchange import Exchange
 from .settings import Settings
-from .tensorfile import NAMES, Buffer, as_bytes, header
+from .tensorfile import NAMES, Buffer, as_bytes, checksum, header
 from .writer import Dump, Job, Writer
 
 log = logging.getLogger("sglang_hs_capture")
@@ -240,9 +240,9 @@ class Recorder:
         if per_rank and all(("input", boundary) in recording.seen for boundary in self.settings.boundaries):
             inputs = [part(offset + index * rows * row, row) for index in range(count)]
             add("attention_input", [count, length, self.hidden_size], inputs)
-        return [header(tensors, self._metadata(sequence)), *pieces]
+        return [header(tensors, self._metadata(sequence, checksum(pieces))), *pieces]
 
-    def _metadata(self, sequence: forwards.Sequence) -> Dict[str, str]:
+    def _metadata(self, sequence: forwards.Sequence, crc32: str) -> Dict[str, str]:
         return {
             "boundaries": ",".join(map(str, self.settings.boundaries)),
             "final": self.settings.final,
@@ -250,4 +250,5 @@ class Recorder:
             "release": self.release,
             "name": sequence.name,
             "prompts": str(sequence.prompts),
+            "crc32": crc32,
         }

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import zlib
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,10 @@ def read_header(path: Path) -> Header:
             length = int.from_bytes(handle.read(8), "little")
             if not 2 <= length <= min(size - 8, 1 << 24):
                 raise ValueError("header length {} in a file of {} bytes".format(length, size))
-            document = json.loads(handle.read(length))
+            text = handle.read(length)
+            document = json.loads(text)
             metadata = document.pop("__metadata__", {})
+            _check_header_crc(length, text, metadata)
             end = max([entry["data_offsets"][1] for entry in document.values()] or [0])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise SampleFault("the dump is no whole safetensors file: {}".format(error)) from error
@@ -69,6 +72,18 @@ def read_header(path: Path) -> Header:
 def prompts_in_forward(path: Path) -> int:
     """How many prompts shared the forward that this dump comes from; SampleFault where the file is not whole."""
     return max(int(read_header(path).metadata.get("prompts", "1")), 1)
+
+
+def _check_header_crc(length: int, text: bytes, metadata: Dict[str, str]) -> None:
+    """ValueError where the header is not as the capture wrote it; files of before there were checksums pass."""
+    told = metadata.get("header_crc32")
+    if told is None and "crc32" not in metadata:
+        return
+    whole = length.to_bytes(8, "little") + text
+    mark = b'"header_crc32":"'
+    crc = zlib.crc32(whole.replace(mark + str(told).encode(), mark + b"00000000", 1))
+    if told != "{:08x}".format(crc):
+        raise ValueError("the header has the checksum {:08x}, it says {}".format(crc, told))
 
 
 def check_header(path: Path, length: int, name: str, expected: Expected) -> Header:
@@ -88,13 +103,14 @@ def check_header(path: Path, length: int, name: str, expected: Expected) -> Head
 
 
 def check_data(path: Path, header: Header, ids: List[int], copy_to: Optional[Path] = None) -> str:
-    """Read the file once: token ids equal ``ids``, every state finite, none all zero. Returns the sha256 of the file.
+    """Read the file once: token ids equal ``ids``, every state finite, none all zero, the capture's CRC-32. Returns the file's sha256.
 
     With ``copy_to`` the same pass writes a copy there, fsynced. Memory: one block.
     """
     total = hashlib.sha256()
     spans = sorted((entry["data_offsets"], name, entry["dtype"]) for name, entry in header.tensors.items())
     block = memoryview(bytearray(BLOCK))
+    crc = 0  # of the data, without the header
     with path.open("rb", buffering=0) as source, _copy(copy_to) as target:
 
         def read(size: int) -> memoryview:
@@ -117,6 +133,7 @@ def check_data(path: Path, header: Header, ids: List[int], copy_to: Optional[Pat
             while left:
                 part = read(min(BLOCK, left))
                 left -= len(part)
+                crc = zlib.crc32(part, crc)
                 if name == "token_ids":
                     found += part
                 elif dtype in TYPES:
@@ -129,6 +146,12 @@ def check_data(path: Path, header: Header, ids: List[int], copy_to: Optional[Pat
                 _check_ids(bytes(found), ids)
             elif dtype in TYPES and not has_value:
                 raise SampleFault("{} is all zero".format(name))
+        if header.metadata.get("crc32") != "{:08x}".format(crc):
+            raise SampleFault(
+                "the dump's data has the checksum {:08x}, the capture wrote {}".format(
+                    crc, header.metadata.get("crc32")
+                )
+            )
         if target is not None:
             os.fsync(target)
     return total.hexdigest()

@@ -12,8 +12,10 @@ from typing import Any, Dict, List, Optional
 
 from sglang_hs.errors import HsError
 
-from .faults import SampleFault
+from .faults import OutputFault, SampleFault
 from .spec import Spec
+
+NO_ROOM = 65536  # bytes: a reason takes a few thousand
 
 
 class Exchange:
@@ -32,14 +34,19 @@ class Exchange:
                 "start the extraction server with SGLANG_HS_DUMP_DIR={} and look into its log".format(self.folder),
             )
         self._lock = lock(self.folder / ".client.lock", "the dump folder {}".format(self.folder))
+        self._clear()
+
+    def _clear(self) -> None:
         for name in ("want", "done", "failed"):
             for entry in list((self.folder / name).iterdir()):
                 remove(entry)
         remove(self.folder / "every_rank")
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Let the folder go, empty: a request that was given up may have had its dump written after all."""
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._clear()
             os.close(self._lock)
             self._lock = None
 
@@ -90,8 +97,15 @@ class Exchange:
         path = self.folder / "want" / name
         # whole or absent, but under a dot name that is no sequence's
         temporary = path.with_name("." + name)
-        temporary.write_text("ranks" if every_rank else "", encoding="utf-8")
-        os.replace(str(temporary), str(path))
+        try:
+            temporary.write_text("ranks" if every_rank else "", encoding="utf-8")
+            os.replace(str(temporary), str(path))
+        except OSError as error:
+            raise OutputFault(
+                self._full() or "no wish can be written to the dump folder {}: {}".format(self.folder, error),
+                "the samples that are done; each is whole",
+                "make room there (or mend it) and run again: it goes on where it stopped",
+            ) from error
 
     def wait(self, name: str, patience: float, stop: Optional[Any] = None) -> Path:
         """The dump of ``name``, at most ``patience`` seconds after the server answered; SampleFault with the helper's reason."""
@@ -118,11 +132,19 @@ class Exchange:
                 raise SampleFault(
                     "the server answered but no dump came within {:g} s ({})".format(
                         patience,
-                        hint or "a CUDA graph replayed the prefill, a prompt cut by the server, or a stalled disk",
+                        hint
+                        or self._full()
+                        or "a CUDA graph replayed the prefill, a prompt cut by the server, or a stalled disk",
                     )
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
+
+    def _full(self) -> Optional[str]:
+        """What to say of a dump folder in which not even a reason has room."""
+        info = os.statvfs(str(self.folder))
+        full = info.f_bavail * info.f_frsize < NO_ROOM or info.f_files and not info.f_favail
+        return "no space left in the dump folder {}".format(self.folder) if full else None
 
     def forget(self, name: str) -> None:
         """Remove the wish and whatever came of it."""

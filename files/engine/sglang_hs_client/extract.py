@@ -211,6 +211,7 @@ class Extraction:
             total = check_data(path, header, row.input_ids)
         except (SampleFault, OSError):
             return False
+        self.output.release(row.idx)
         self._accepted(row, name, file_name(row.idx), header.size, total, 0)
         return True
 

@@ -25,6 +25,7 @@ from .faults import OutputFault, SampleFault
 
 STATES = "hidden_states"
 SAMPLES = "samples.jsonl"
+UNFINISHED = (".hs_", ".manifest.json.", ".samples.jsonl.", ".data-", ".dataset_info.json.", ".state.json.")
 
 
 def file_name(idx: int) -> str:
@@ -52,10 +53,12 @@ class Output:
                 "choose a folder that this user can write",
             ) from error
         self._lock = lock(self.folder / ".lock", "the output folder {}".format(self.folder))
-        with os.scandir(str(self.folder / STATES)) as entries:
-            for entry in entries:
-                if entry.name.startswith(".") and entry.name.endswith(".part"):
-                    os.unlink(entry.path)
+        # names that begin with a dot are on their way to another one; this folder's own lock is not
+        for folder in (self.folder, self.folder / STATES, self.folder / "quarantine"):
+            with os.scandir(str(folder)) as entries:
+                for entry in entries:
+                    if entry.name.startswith(UNFINISHED):
+                        os.unlink(entry.path)
 
     def close(self) -> None:
         """Unlock."""
@@ -87,9 +90,13 @@ class Output:
             sync_folder(final.parent)
         except OSError as error:
             raise self.fault(error) from error
-        remove(self.folder / "quarantine" / "hs_{}.json".format(idx))
-        remove(self.folder / "quarantine" / "hs_{}.safetensors".format(idx))
+        self.release(idx)
         return file_name(idx), header.size, total
+
+    def release(self, idx: int) -> None:
+        """The sample is there now: what an earlier attempt left in quarantine is of no use any more."""
+        for suffix in ("json", "safetensors"):
+            remove(self.folder / "quarantine" / "hs_{}.{}".format(idx, suffix))
 
     def share(self, source: str, idx: int) -> str:
         """Give sample ``idx`` the bytes of the finished file ``source`` (relative): a hard link, or a copy where there are none."""
@@ -110,6 +117,7 @@ class Output:
             sync_folder(final.parent)
         except OSError as error:
             raise self.fault(error) from error
+        self.release(idx)
         return file_name(idx)
 
     def quarantine(self, idx: int, reason: str, facts: Dict[str, Any], dump: Optional[Path] = None) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from sglang_hs import dataset
 from sglang_hs.dataset import BadRow, Limits, Row, sequence_name
 from sglang_hs.errors import HsError
 from sglang_hs.fsio import write_json
-from sglang_hs.manifest import DONE, Manifest
+from sglang_hs.manifest import DONE, PENDING, Manifest
 
 from . import arrowset, canary, describe
 from .checkpoint import fingerprint
@@ -126,7 +127,7 @@ class Run:
             self.extraction = extraction
             if self._halt is not None:
                 extraction.stop(self._halt)
-            extraction.run(row for row in dataset.rows(spec.dataset, self.limits) if isinstance(row, Row))
+            extraction.run(self._rows(_is_pending(manifest)))
         else:
             extraction = None
             self.numbers = manifest.get("canary") or {}
@@ -180,16 +181,25 @@ class Run:
             self.output.quarantine(sample.idx, sample.reason or "", {})
 
     def _verify_done(self, manifest: Manifest, expected: Expected) -> None:
-        """Trust no row of the book: each file must be there, of its size, with a header that fits."""
+        """Trust no row of the book: each file must be there, of its size, with a header that fits.
+
+        The header of a file whose inode has not changed since it was entered (ctime, which nobody can set) is what it was then.
+        """
         self.progress.say("verifying what is done")
-        for sample in manifest.samples(DONE):
+        root = str(self.spec.output) + os.sep
+        for idx, file, size, changed, _ in manifest.done_files():
             try:
-                assert sample.file is not None and sample.name is not None
-                header = check_header(self.spec.output / sample.file, sample.length, sample.name, expected)
-                if header.size != sample.bytes:
+                assert file is not None
+                info = os.stat(root + file)
+                if info.st_size == size and info.st_ctime <= changed:
+                    continue
+                sample = manifest.sample(idx)
+                assert sample is not None and sample.name is not None
+                header = check_header(Path(root + file), sample.length, sample.name, expected)
+                if header.size != size:
                     raise SampleFault("another size")
             except (SampleFault, OSError):
-                manifest.again(sample.idx)
+                manifest.again(idx)
         manifest.commit()
 
     def _count(self, manifest: Manifest) -> None:
@@ -216,11 +226,14 @@ class Run:
         self.progress.phase("canary", "proving the states before the data set")
         rows: List[List[int]] = []
         longest: List[int] = []
-        for row in self._rows():
-            if len(rows) < self.spec.canary.sequences and row.input_ids not in rows:
+        longest_idx, wanted = self.manifest.longest(), self.spec.canary.sequences
+        for row in self._rows(lambda idx: len(rows) < wanted or idx == longest_idx):
+            if len(rows) < wanted and row.input_ids not in rows:
                 rows.append(row.input_ids)
-            if len(row.input_ids) > len(longest):
+            if row.idx == longest_idx:
                 longest = row.input_ids
+            if longest and len(rows) == wanted:
+                break
         prompts = [(sequence_name(ids), ids) for ids in canary.prompts(rows, self.spec)]
         check = canary.Canary(self.spec, self.server, self.exchange, expected, ranks)
         try:
@@ -229,8 +242,8 @@ class Run:
             self.numbers = asdict(check.numbers)
         self.manifest.set("canary", self.numbers)
 
-    def _rows(self) -> Iterator[Row]:
-        return (row for row in dataset.rows(self.spec.dataset, self.limits) if isinstance(row, Row))
+    def _rows(self, wanted: Optional[Callable[[int], bool]] = None) -> Iterator[Row]:
+        return (row for row in dataset.rows(self.spec.dataset, self.limits, wanted) if isinstance(row, Row))
 
     # -- after ---------------------------------------------------------------------------------------------------------
 
@@ -270,3 +283,17 @@ class Run:
         if reason is not None:
             told = {"missing": reason, "next": arrowset.next_step(self.spec.output)}
         return {"samples": {"file": SAMPLES, "rows": count}, "arrow": told}
+
+
+def _is_pending(manifest: Manifest) -> Callable[[int], bool]:
+    """Tells of each row, asked in order, whether its sample is pending: the book's pages beside the data set's rows."""
+    pending = (sample.idx for sample in manifest.samples(PENDING))
+    following = next(pending, None)
+
+    def is_pending(idx: int) -> bool:
+        nonlocal following
+        while following is not None and following < idx:
+            following = next(pending, None)
+        return following == idx
+
+    return is_pending

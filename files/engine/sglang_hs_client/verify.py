@@ -1,0 +1,126 @@
+"""``python -m sglang_hs_client verify --output DIR [--checksums] [--redo]``: is what was accepted still what was written?
+
+Without --checksums: each file's presence, size and header, as every run looks at them before it goes on. With it every byte is
+read, which finds what no header shows: a changed bit. --redo marks what is wrong to be extracted again by the next run and moves
+the wrong file to quarantine/, so that no run can take it for a finished sample.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional
+
+from sglang_hs.errors import HsError
+from sglang_hs.manifest import DONE, FILE, Manifest, Sample
+
+from .dumpfile import Expected, check_header, file_sha256
+from .faults import SampleFault
+from .output import STATES, Output
+
+WRONG = 6  # exit code
+PAGE = 1000  # samples in memory at a time
+SHOWN = 20  # lines, of each kind
+
+
+def fault(output: Path, sample: Sample, expected: Expected, checksums: bool) -> Optional[str]:
+    """What is wrong with a finished sample's file, None where nothing is."""
+    if sample.file is None or sample.name is None:
+        return "the book names no file for it"
+    path = output / sample.file
+    try:
+        header = check_header(path, sample.length, sample.name, expected)
+        if header.size != sample.bytes:
+            return "{} bytes instead of {}".format(header.size, sample.bytes)
+        if checksums and file_sha256(path) != sample.sha256:
+            return "its bytes have changed since they were accepted (sha256)"
+    except SampleFault as error:
+        return error.reason
+    except FileNotFoundError:
+        return "the file is gone"
+    except OSError as error:
+        return "not readable: {}".format(error)
+    return None
+
+
+def verify(output: Path, checksums: bool, redo: bool) -> int:
+    """Look at every finished sample of an output folder; print what is wrong. Returns 0, or WRONG if anything is."""
+    if not (output / FILE).is_file():
+        raise HsError("{} holds no extraction: there is no {}".format(output, FILE), next="give --output its folder")
+    folder = Output(output)
+    if redo:
+        folder.open()  # nobody else may be at work; leftovers of a killed client go
+    book = Manifest(output, read_only=not redo)
+    try:
+        return _verify(folder, book, checksums, redo)
+    finally:
+        book.close()
+        folder.close()
+
+
+def _verify(folder: Output, book: Manifest, checksums: bool, redo: bool) -> int:
+    known = book.identity()
+    try:
+        expected = Expected(len(known["boundaries"]) + 1, known["hidden_size"], known["dtype"], known["final"])
+    except KeyError as error:
+        raise HsError("the book of {} is not bound to an extraction yet".format(folder.folder)) from error
+    counts = {"right": 0, "wrong": 0}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for page in _pages(book):
+            found = pool.map(lambda sample: fault(folder.folder, sample, expected, checksums), page)
+            for sample, reason in zip(page, found, strict=True):
+                counts["right" if reason is None else "wrong"] += 1
+                if reason is None:
+                    continue
+                if counts["wrong"] <= SHOWN:
+                    print("sample {} ({}): {}".format(sample.idx, sample.file, reason))
+                if redo:
+                    _again(folder, book, sample, reason)
+    strangers = list(_strangers(folder.folder, book))
+    for name in strangers[:SHOWN]:
+        print("{}/{}: no finished sample's file".format(STATES, name))
+    left = book.counts()
+    print(
+        "{} of {} finished samples are right by {}, {} wrong{}; {} pending, {} given up, {} bad rows; {} strange files".format(
+            counts["right"],
+            counts["right"] + counts["wrong"],
+            "size, header and checksum" if checksums else "size and header (--checksums reads every byte)",
+            counts["wrong"],
+            ", to be extracted again by the next run" if redo and counts["wrong"] else "",
+            left["pending"],
+            left["failed"],
+            left["bad"],
+            len(strangers),
+        )
+    )
+    return WRONG if counts["wrong"] or strangers else 0
+
+
+def _again(folder: Output, book: Manifest, sample: Sample, reason: str) -> None:
+    """The file first: one that stays in its place would be adopted by the next run if its header looks right."""
+    facts: Dict[str, object] = {"name": sample.name, "tokens": sample.length, "found_by": "verify"}
+    path = folder.folder / sample.file if sample.file is not None else None
+    folder.quarantine(sample.idx, reason, facts, path)
+    book.again(sample.idx)
+
+
+def _pages(book: Manifest) -> Iterator[List[Sample]]:
+    page: List[Sample] = []
+    for sample in book.samples(DONE, page=PAGE):
+        page.append(sample)
+        if len(page) == PAGE:
+            yield page
+            page = []
+    yield page
+
+
+def _strangers(output: Path, book: Manifest) -> Iterator[str]:
+    """Names in the samples' folder that belong to no finished sample."""
+    with os.scandir(str(output / STATES)) as entries:
+        for entry in entries:
+            stem, _, suffix = entry.name.partition(".")
+            number = stem[len("hs_") :] if stem.startswith("hs_") else ""
+            sample = book.sample(int(number)) if number.isdigit() and suffix == "safetensors" else None
+            if sample is None or sample.file != "{}/{}".format(STATES, entry.name):
+                yield entry.name
