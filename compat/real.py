@@ -35,15 +35,16 @@ SAMPLES, LONGEST = 16, 512  # of the local engine's data set; tokens
 
 @dataclass(frozen=True)
 class Release:
-    """A release of SGLang that a CPU serves. imports: whether it knows SGLANG_EXTERNAL_MODEL_PACKAGE."""
+    """A release of SGLang that a CPU serves. imports: whether it knows SGLANG_EXTERNAL_MODEL_PACKAGE. ranks: tensor parallel sizes."""
 
     name: str
     layout: str
     imports: bool
+    ranks: tuple[int, ...] = (1, 2)
 
 
 RELEASES = (
-    Release("0.4.10.post2", "A", False),
+    Release("0.4.10.post2", "A", False, (1,)),  # at 2 its own decode fails on a CPU
     Release("0.5.3.post3", "A", False),
     Release("0.5.10.post1", "B", True),
     Release("0.5.14", "C", True),
@@ -55,7 +56,7 @@ def cases() -> Iterator[Case]:
     """Every case there is; what a layout or release does not have is left out."""
     for release in RELEASES:
         for mode in MODES:
-            for tp in (1, 2):
+            for tp in release.ranks:
                 if mode == "no-touch" and not release.imports:
                     continue
                 if mode == "own-capture" and release.layout == "A":  # the model has none

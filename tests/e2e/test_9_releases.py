@@ -49,6 +49,13 @@ def test_the_way_in_without_an_edit_is_refused_where_the_release_would_pass_over
     with pytest.raises(HsError, match="0.5.3.post3 imports no package"):
         engine.refuse_no_touch(old)
     engine.refuse_no_touch(new)
+    host = Host(folder / "0.5.3.post3", 1, release="0.5.3.post3")
+    argv = [old["executable"], "-m", "sglang.launch_server", "--model-path", str(CACHE / "engines/model-deepseek")]
+    down = {"hs_production_expected": "stopped", "hs_production_argv": argv}  # a server is not needed to look
+    played = host.play("extract", extra={"hs_no_touch": True, **down})
+    assert played.code != 0
+    assert "imports no package" in played.out
+    assert played.recap("changed") == 0
 
 
 def test_a_case_that_gives_other_states_fails(folder: Path) -> None:
