@@ -179,6 +179,7 @@ def extraction(
     """
     unwanted = re.compile("|".join("(?:{})".format(pattern) for pattern in (*DROP, *drop)))
     head, options = split(argv)
+    options = [Option(spelt_out(name, flags), values) for name, values in options]
     added = set(name for name, _ in split(list(extra))[1])
     unknown = sorted(added - flags) if flags else []
     if unknown:
@@ -216,6 +217,12 @@ def together(tokens: int) -> Needs:
         ("several prompts in a forward", (("--max-running-requests", str(PROMPTS_PER_FORWARD)),), True),
         ("tokens of a forward", (("--max-prefill-tokens", str(tokens)),), True),
     )
+
+
+def spelt_out(name: str, flags: Set[str]) -> str:
+    """The option that the server takes ``name`` for: argparse completes the beginning of a name where only one fits."""
+    fitting = [flag for flag in flags if flag.startswith(name)]
+    return fitting[0] if name not in flags and len(fitting) == 1 else name
 
 
 def _known(alternatives: Sequence[Sequence[str]], flags: Set[str]) -> Optional[Sequence[str]]:

@@ -143,6 +143,16 @@ def test_prompts_share_a_forward_only_where_that_is_asked_for() -> None:
     assert words.count("--max-prefill-tokens") == 1 and words[words.index("--max-prefill-tokens") + 1] == "8192"
 
 
+def test_options_that_are_typed_short_are_known_for_what_they_are() -> None:
+    flags = NEW | {"--enable-dp-attention", "--speculative-algorithm", "--speculative-num-steps", "--tp", "--tp-size"}
+    with pytest.raises(HsError, match="--enable-dp-attention"):
+        made("--enable-dp-att", flags=flags)
+    words = made("--speculative-alg", "EAGLE", "--max-running", "48", flags=flags)
+    assert "EAGLE" not in words and "48" not in words
+    assert "--tp" in made("--tp", "8", flags=flags), "a name that is whole is not completed"
+    assert "--spec" in made("--spec", "x", flags=flags), "two could be meant: the server itself refuses it"
+
+
 def test_the_way_in_that_edits_nothing_keeps_the_package_that_production_names() -> None:
     settings = {
         "extraction_env": {},
