@@ -66,6 +66,8 @@ def production(folder: Path, python: Path, port: int, tp: int) -> tuple[list[str
     script = frame.from_string((REPO / "templates/local_production.sh.j2").read_text()).render(
         local_engine_cache=str(CACHE),
         local_engine_instance=str(python.parent.parent),
+        local_engine_python_path=str(CACHE / "engine/standins"),
+        local_engine_model=str(MODEL),
         local_dir=str(folder),
         local_port=port,
         local_tp=tp,
