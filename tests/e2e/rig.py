@@ -381,6 +381,7 @@ class Rig:
     def check_no_leftovers(self) -> None:
         """Nothing half-written, no wish, no dump, no quarantine."""
         known = {".lock", "hidden_states", "quarantine", "manifest.sqlite", "manifest.json", "samples.jsonl"}
+        known |= {"data-00000-of-00001.arrow", "dataset_info.json", "state.json"}
         assert set(os.listdir(self.output)) <= known, os.listdir(self.output)
         assert os.listdir(self.output / "quarantine") == []
         for name in ("want", "done", "failed"):
