@@ -15,6 +15,7 @@ from .journal import Paths
 from .manifest import FILE, Manifest
 
 UNTOUCHED = "everything: production was not touched"
+SAMPLES = "samples.jsonl"
 MOVERS = 16  # as the client has it: dumps that it verifies and moves beside the prompts in flight
 
 
@@ -59,6 +60,8 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     left = max(found.tokens - done["tokens"], 0)
     each = token_bytes(settings)
     work = done["samples"] < found.samples
+    undescribed = not work and not _described(Path(settings["output_dir"]))
+    work = work or undescribed
     answer: Dict[str, Any] = dict(found.facts(), done=done["samples"], left_tokens=left, bytes=left * each, work=work)
     answer["line"] = "{:,} samples, {:,} tokens ({} to {} each){}{}".format(
         found.samples,
@@ -70,6 +73,8 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     )
     if done["samples"]:
         answer["line"] += "; {:,} are done".format(done["samples"])
+    if undescribed:
+        answer["line"] += ", but the client was ended before it wrote {} and manifest.json beside them".format(SAMPLES)
     # this is the engine's Python, which the client will run in
     answer["arrow"] = importlib.util.find_spec("pyarrow") is not None
     answer["time_line"] = _expected(settings, left)
@@ -169,6 +174,16 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
     finally:
         book.close()
     return nothing
+
+
+def _described(output: Path) -> bool:
+    """Whether the client came to its end there: a folder with every sample and no word on what they are is not finished."""
+    try:
+        document = fsio.read_json(output / "manifest.json") or {}
+    except (HsError, OSError):
+        return False
+    over = "samples" in document and (document.get("counts") or {}).get("pending") == 0
+    return over and (output / SAMPLES).is_file()
 
 
 def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int, reserve: float) -> str:
