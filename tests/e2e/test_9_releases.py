@@ -78,7 +78,7 @@ def old_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     end_host(host)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_story_on_a_release_of_a_year_before(old_host: Host) -> None:
     before = old_host.signature()
     refused = old_host.play("extract", extra={"hs_no_touch": True})
