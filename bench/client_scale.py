@@ -66,6 +66,7 @@ def settings(folder: Path) -> dict[str, Any]:
         "boundaries": BOUNDARIES,
         "final": "pre_norm",
         "in_flight": 4,
+        "tokens_per_forward": 0,
         "model": {"hidden_size": HIDDEN, "vocab_size": VOCAB, "itemsize": 4},
     }
 
