@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Opt
 from .errors import HsError
 
 FILE = "manifest.sqlite"
+SAMPLES = "samples.jsonl"  # beside it once the client came to its end: tokens and loss masks
 
 PENDING, DONE, FAILED, BAD = "pending", "done", "failed", "bad"
 

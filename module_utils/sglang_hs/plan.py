@@ -12,11 +12,10 @@ from typing import Any, Dict, List, Mapping
 from . import dataset, fsio
 from .errors import HsError
 from .journal import Paths
-from .manifest import FILE, Manifest
+from .manifest import FILE, SAMPLES, Manifest
 
 UNTOUCHED = "everything: production was not touched"
-SAMPLES = "samples.jsonl"
-MOVERS = 16  # as the client has it: dumps that it verifies and moves beside the prompts in flight
+MOVERS = 16  # dumps that the client verifies and moves beside the prompts in flight, at most
 
 
 def size(count: float) -> str:

@@ -219,6 +219,16 @@ class Host:
         subprocess.run(["rm", "-rf", str(self.samples)], check=True)
 
 
+def run_in_the_engines_python(host: Host, folder: str, patience: float) -> None:
+    """The tests in ``folder``, run by the engine's interpreter: it has torch. pytest is this one's, which is of the same minor version."""
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    words = [str(CACHE / "engine/venv/bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", folder]
+    env = {**host.env, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=patience)
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
 def make_host(folder: Path, tp: int, release: str = "") -> Host:
     host = Host(folder, tp, release=release)
     (folder / "home").mkdir()

@@ -13,11 +13,10 @@ import torch
 from sglang_hs import formats
 from sglang_hs.errors import HsError
 from sglang_hs.fsio import read_json
-from sglang_hs.manifest import DONE, FILE, Manifest, Sample
+from sglang_hs.manifest import DONE, FILE, SAMPLES, Manifest, Sample
 
 from .dumpfile import BLOCK, NAMES, TYPES, Expected, check_header
 from .faults import SampleFault
-from .output import SAMPLES
 
 UNTOUCHED = "the captured samples: they were only read"
 

@@ -12,6 +12,7 @@ from typing import Dict, Iterable, List, Optional
 
 from sglang_hs.dataset import Row
 from sglang_hs.manifest import DONE, FAILED, PENDING, Manifest
+from sglang_hs.plan import MOVERS
 
 from .dumpfile import Expected, check_data, check_header, prompts_in_forward
 from .exchange import Exchange
@@ -20,8 +21,6 @@ from .gate import Gate
 from .output import Output, file_name
 from .server import Server
 from .spec import Spec
-
-MOVERS = 16  # dumps that are verified and moved beside the prompts in flight, at most
 
 
 @dataclass

@@ -24,7 +24,6 @@ from .exchange import lock, remove
 from .faults import OutputFault, SampleFault
 
 STATES = "hidden_states"
-SAMPLES = "samples.jsonl"
 UNFINISHED = (".hs_", ".manifest.json.", ".samples.jsonl.", ".data-", ".dataset_info.json.", ".state.json.")
 
 

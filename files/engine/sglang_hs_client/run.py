@@ -14,7 +14,7 @@ from sglang_hs import dataset
 from sglang_hs.dataset import BadRow, Limits, Row, sequence_name
 from sglang_hs.errors import HsError
 from sglang_hs.fsio import write_json
-from sglang_hs.manifest import DONE, PENDING, Manifest
+from sglang_hs.manifest import DONE, PENDING, SAMPLES, Manifest
 
 from . import arrowset, canary, describe
 from .checkpoint import fingerprint
@@ -22,7 +22,7 @@ from .dumpfile import Expected, check_header
 from .exchange import Exchange
 from .extract import Extraction, Halt, Tally, budget_message
 from .faults import CanaryRefused, SampleFault, ServerGone
-from .output import SAMPLES, Output, write_samples
+from .output import Output, write_samples
 from .progress import Progress
 from .server import Server
 from .spec import Spec
