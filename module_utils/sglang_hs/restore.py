@@ -208,9 +208,11 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
     if serving and serving[0].process is not None:
         fsio.write_json(paths.production, dict(record, pid=serving[0].process.pid, start=serving[0].process.start))
     report.say("production answers on {}".format(record["url"]))
+    journal.document["answers"] = {"at": time.time(), "decode_before": record.get("decode_rate"), "decode_after": None}
     before = record.get("decode_rate")
     if before and report.changed:
         after = server.decode_rate(record["url"], record["api_key"]) or 0.0
+        journal.document["answers"]["decode_after"] = after
         told = "it decodes {:.0f} tokens/s, before the run {:.0f}".format(after, before)
         slower = after < SLOWER * before
         report.say(told + (": slower than {:.0%} of that; is somebody else asking?".format(SLOWER) if slower else ""))
