@@ -121,6 +121,8 @@ def clock_ticks(begin: float, end: float, offset: int, most: int = 5) -> list[tu
     else:
         step = math.ceil((end - begin) / most / 86400) * 86400
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"
+    if step < 86400 < end - begin:
+        form = "%m-%d %H:%M"
     first = math.ceil((begin + offset) / step) * step
     stamps = range(first, math.floor(end + offset) + 1, step)
     return [(stamp - offset, time.strftime(form, time.gmtime(stamp))) for stamp in stamps]

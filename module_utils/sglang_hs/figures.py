@@ -95,7 +95,7 @@ def norms(samples: Iterable[Sequence[float]], names: Sequence[str]) -> List[Dict
             continue
         places = sorted(fine[slot])
         group = max(math.ceil((places[-1] - places[0] + 1) / MOST_BINS), 1)
-        bins = {}
+        bins: Dict[int, int] = {}
         for place in places:
             bins[place // group] = bins.get(place // group, 0) + fine[slot][place]
         middle = [(2 ** ((place + 0.5) / FINE), fine[slot][place]) for place in places]

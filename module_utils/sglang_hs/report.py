@@ -26,6 +26,8 @@ FOLDER = "runs"  # in the output folder
 SHOWN = 40  # rows of the list of what failed
 REASONS = 20  # kinds of reasons that are counted apart
 TEXT = 400  # characters of a reason
+ENGINE_KEYS = ("release", "package", "executable", "python", "layout", "helper_sha256", "server")
+MODEL_KEYS = ("path", "architecture", "dtype", "hidden_size", "num_layers", "vocab_size", "fingerprint", "sha256")
 _SHORTEST_SECRET = 6  # shorter values are words of everyday, which would hide half the document
 
 
@@ -143,8 +145,12 @@ def gather(
             "run_dir": str(folder) if folder.is_dir() else None,
         },
         "operator": journal.get("operator") or made_by.get("operator"),
-        "model": dict(
-            settings.get("model") or made_by.get("model") or {}, **_pick(manifest.get("model"), "fingerprint", "sha256")
+        "model": _keys(
+            dict(
+                settings.get("model") or made_by.get("model") or {},
+                **_pick(manifest.get("model"), "fingerprint", "sha256"),
+            ),
+            *MODEL_KEYS,
         ),
         "dataset": {
             "path": settings.get("dataset") or (manifest.get("dataset") or {}).get("path"),
@@ -154,7 +160,7 @@ def gather(
         "output": {"path": str(output) if output else settings.get("output_dir"), "there": output is not None},
         "samples": book.get("counts"),
         "this_run": dict(
-            book.get("this_run") or {},
+            _keys(book.get("this_run"), "samples", "tokens", "bytes", "retried"),
             client_seconds=result.get("seconds"),
             forwards=(result.get("counts") or {}).get("forwards"),
         ),
@@ -170,11 +176,13 @@ def gather(
         "commands": _commands(settings, journal.get("view") or {}, made_by, paths, folder, command),
         "formats": settings.get("formats") or [],
         "provenance": {
-            "engine": dict(
-                made_by.get("engine") or settings.get("engine") or {},
-                **_pick(manifest.get("engine"), "layout", "helper_sha256", "server"),
+            "engine": _keys(
+                dict(
+                    made_by.get("engine") or settings.get("engine") or {}, **_pick(manifest.get("engine"), *ENGINE_KEYS)
+                ),
+                *ENGINE_KEYS,
             ),
-            "engine_file": made_by.get("engine_file") or {},
+            "engine_file": _keys(made_by.get("engine_file"), "path", "state", "sha256", "sha256_pristine", "variant"),
             "way_in": made_by.get("way_in"),
             "tensor_parallel": made_by.get("tensor_parallel") or settings.get("tensor_parallel"),
             "boundaries": settings.get("boundaries") or manifest.get("boundaries") or [],
@@ -204,6 +212,11 @@ def _json(path: Path) -> Dict[str, Any]:
 
 def _pick(source: Any, *names: str) -> Dict[str, Any]:
     return {name: source[name] for name in names if isinstance(source, dict) and name in source}
+
+
+def _keys(source: Any, *names: str) -> Dict[str, Any]:
+    """These keys and no others, None where there is no such value: a reader finds each of them in every document."""
+    return {name: (source or {}).get(name) for name in names}
 
 
 def _size(size: Any) -> Optional[Dict[str, float]]:
