@@ -308,8 +308,8 @@ def steps(timeline: Sequence[Mapping[str, Any]], production: Mapping[str, Any], 
     for step in timeline:
         last = step["end"] or until
         data = {"step": step["step"], "begin": step["begin"], "end": step["end"] or "", "state": step["state"]}
-        kind = {"done": "done", "failed": "failed"}.get(step["state"], "open")
-        told = span(last - step["begin"]) + {"done": "", "failed": ", failed", "open": ", no end"}[kind]
+        kind = {"done": "done", "failed": "failed", "cut": "cut"}.get(step["state"], "open")
+        told = span(last - step["begin"]) + {"done": "", "failed": ", failed", "cut": ", cut", "open": ", no end"}[kind]
         left = min(place(step["begin"]), WIDE - NARROWEST)
         title = f"{step['step']}: {clock(step['begin'], offset)} to {clock(step['end'], offset)}, {step['state']}"
         bar = _rect(left, 25, max(place(last) - left, NARROWEST), 50, f"{kind} depth{step['depth']}", title, **data)

@@ -166,7 +166,7 @@ def gather(
         ),
         "size": _size((book.get("counts") or {}).get("bytes_done")),
         "production": _production(journal, record),
-        "timeline": timeline(journal, folder / "history.jsonl"),
+        "timeline": timeline(journal, folder / "history.jsonl", run["outcome"]),
         "throughput": figures.curve(folder / "history.jsonl"),
         "lengths": book.get("lengths") or {"count": 0, "bins": []},
         "norms": book.get("norms") or [],
@@ -309,8 +309,11 @@ def _production(journal: Mapping[str, Any], record: Mapping[str, Any]) -> Dict[s
     }
 
 
-def timeline(journal: Mapping[str, Any], history: Path) -> List[Dict[str, Any]]:
-    """Each step once: {step, depth, begin, end, state, detail}, by its beginning; end None where it never came. Times are unix times."""
+def timeline(journal: Mapping[str, Any], history: Path, outcome: str = "") -> List[Dict[str, Any]]:
+    """Each step once: {step, depth, begin, end, state, detail}, by its beginning; end None where it never came. Times are unix times.
+
+    state: begun, done, failed, or cut for the step that the window ended (``outcome``), which is no failure.
+    """
     found: List[Dict[str, Any]] = []
     if not journal:
         return found
@@ -353,6 +356,9 @@ def timeline(journal: Mapping[str, Any], history: Path) -> List[Dict[str, Any]]:
                     "detail": record["detail"],
                 }
             )
+    for step in found if outcome in ("window", "stopped") else []:
+        if step["state"] == "failed" and not step["step"].startswith("restore"):
+            step["state"] = "cut"
     for phase, begin, end in _phases(history):
         if phase in ("canary", "extract", "finish"):
             named = {"canary": "extract: canary", "extract": "extract: data set", "finish": "extract: description"}[
