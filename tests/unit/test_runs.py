@@ -277,25 +277,31 @@ def test_a_real_mount_within_an_output_stays(place: Place) -> None:
     assert (output / "manifest.sqlite").exists() and (output / "quarantine/hs_9.json").exists()
 
 
-def test_a_removal_that_was_broken_off_is_done_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = place.output("out")
-    place.run(output)
-    unlink, count = os.unlink, 0
+def test_a_removal_that_was_broken_off_anywhere_is_done_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = place.output("out0")
+    place.run(first)
+    files = place.remove(str(first), dry=True)["files"]
+    unlink, left = os.unlink, 0
 
     def some(path: str) -> None:
-        nonlocal count
-        count += 1
-        if count > 5:
+        nonlocal left
+        left -= 1
+        if left < 0:
             raise OSError(5, "the disk is gone")
         unlink(path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(runs.os, "unlink", some)
-        with pytest.raises(OSError, match="the disk is gone"):
-            place.remove(str(output))
-    assert (output / "manifest.sqlite").is_file()
-    assert place.remove(str(output), incomplete=True)["files"] > 0
-    assert not output.exists()
+    for at in range(files):
+        output = place.output(f"out{at + 1}")
+        place.run(output)
+        left = at
+        with monkeypatch.context() as patch:
+            patch.setattr(runs.os, "unlink", some)
+            with pytest.raises(OSError, match="the disk is gone"):
+                place.remove(str(output))
+        # still known as what it was
+        assert (output / "manifest.sqlite").is_file()
+        assert place.remove(str(output), incomplete=True)["files"] == files - at
+        assert not output.exists()
 
 
 def test_a_host_that_never_saw_a_run(tmp_path: Path) -> None:
