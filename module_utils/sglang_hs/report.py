@@ -494,17 +494,17 @@ def canary(numbers: Mapping[str, Any], manifest: Mapping[str, Any], outcome: Any
 
 def _disk(history: Path, output: Path, settings: Mapping[str, Any]) -> Dict[str, Any]:
     """Bytes. {output: {free_before, free_after, total}, dump: {path, size, peak, lowest_free}}; None where nobody looked."""
-    first: Dict[str, Any] = {}
+    before: Any = None
     most = lowest = None
     for line in figures.history(history):
-        first = first or line
+        before = line.get("output_free") if before is None else before
         free = line.get("dump_free")
         if isinstance(free, (int, float)):
             most = free if most is None else max(most, free)
             lowest = free if lowest is None else min(lowest, free)
     dump = Path(settings.get("dump_dir") or "/nonexistent")
     return {
-        "output": dict(_free(output), free_before=first.get("output_free")),
+        "output": dict(_free(output), free_before=before),
         "dump": {
             "path": str(dump) if settings.get("dump_dir") else None,
             "size": _free(dump).get("total"),
