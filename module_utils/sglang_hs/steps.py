@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import AbstractSet, Any, Dict, Mapping
 
 from . import command, fsio, procs, production, secrets, server, source_edit, spawn
 from .errors import HsError
 from .jobs import Job
-from .journal import GRACE, Journal, Paths
+from .journal import Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
 DUMP_FILES = (".client.lock", "every_rank")
@@ -81,7 +82,7 @@ def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_
 
 def watch(paths: Paths, journal: Journal) -> None:
     """Without systemd: the guard as a process of its own session (with systemd it is a timer, made by the role)."""
-    if production.has_systemd():
+    if production.has_units():
         return
     found = journal.document.get("guard") or {}
     if found and procs.alive(found["pid"], found["start"]):
@@ -161,7 +162,7 @@ def launch(state_dir: str, run_id: str) -> Dict[str, Any]:
             key: record[key] for key in ("cwd", "uid", "gid", "groups", "umask", "limits") if key in record
         }
         job.prepare(dict(spec, argv=settings["command"], env=env))
-        journal.record("launch", "begun", lease=float(settings["launch_timeout"]) + GRACE)
+        journal.record("launch", "begun", lease=float(settings["launch_timeout"]) + journal.patience)
         job.start(paths.lib)
         return {"changed": True, "said": ["log: {}".format(job.log)]}
 
@@ -171,9 +172,27 @@ def dump_folder(folder: Path, uid: int, gid: int) -> None:
     clear_dumps(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for place in (folder, *(folder / name for name in DUMP_FOLDERS)):
-        place.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        refuse_foreign(place, {uid})
         if os.geteuid() == 0:
-            os.chown(str(place), uid, gid)
+            os.chown(str(place), uid, gid, follow_symlinks=False)
+            os.chmod(str(place), 0o700)
+
+
+def refuse_foreign(folder: Path, owners: AbstractSet[int] = frozenset()) -> None:
+    """HsError unless ``folder`` is a plain folder of ours, of root, or of one of ``owners`` (uids): /dev/shm is everybody's."""
+    seen = os.lstat(str(folder))
+    if not stat.S_ISDIR(seen.st_mode):
+        raise HsError(
+            "{} is a link or no folder".format(folder), production.UNTOUCHED, "give the place itself, or another one"
+        )
+    if seen.st_uid not in {0, os.geteuid(), *owners}:
+        raise HsError(
+            "{} belongs to {}".format(folder, procs.user_name(seen.st_uid)),
+            production.UNTOUCHED,
+            "ask its owner to remove it, or name another folder",
+        )
 
 
 def clear_dumps(folder: Path) -> bool:
