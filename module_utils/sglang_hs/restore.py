@@ -25,6 +25,7 @@ from .journal import Journal, Paths, boot_id
 RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
 RETRY_AFTER = 60.0
 STEP_PATIENCE = 180.0  # for a forward step of the run that is at work when a restore begins
+BEGIN_PATIENCE = 30.0  # for a run that is beginning: it measures production's decode rate meanwhile
 SLOWER = 0.95  # of the decode rate before the run: told, not fatal
 UNIT_FOLDERS = ("/run/systemd/system", "/etc/systemd/system")
 
@@ -266,14 +267,18 @@ def _disarm() -> None:
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    for folder in UNIT_FOLDERS:
-        for unit in sorted(Path(folder).glob("sglang-hs-*")):
-            if not unit.is_dir():
-                unit.unlink()
+    for unit in _unit_files():
+        unit.unlink()
     subprocess.run(["systemctl", "daemon-reload"], check=False)
     subprocess.run(
         ["systemctl", "reset-failed", "sglang-hs-*"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
     )
+
+
+def _unit_files() -> List[Path]:
+    """The files of a run's units. Not the folders of that name: drop-ins are the host's own."""
+    found = (unit for folder in UNIT_FOLDERS for unit in sorted(Path(folder).glob("sglang-hs-*")))
+    return [unit for unit in found if unit.is_file() or unit.is_symlink()]
 
 
 def _keep_result(paths: Paths, journal: Journal) -> None:
@@ -291,7 +296,7 @@ def _without_journal(paths: Paths, report: Report) -> None:
     except HsError as error:
         report.failures.append(str(error))
     _dead_lock(paths, report)
-    if any(True for folder in UNIT_FOLDERS for _ in Path(folder).glob("sglang-hs-*")) and production.has_units():
+    if production.has_units() and _unit_files():
         try:
             _disarm()
             report.say("removed units of a run that is closed", changed=True)
@@ -318,7 +323,7 @@ def _dead_lock(paths: Paths, report: Report) -> None:
     if not paths.lock.exists():
         return
     try:
-        with fsio.mutex(paths.mutex, 30):
+        with fsio.mutex(paths.mutex, BEGIN_PATIENCE):
             if paths.journal.exists():
                 report.say("a run has begun meanwhile; it is left alone")
             elif paths.lock.exists():

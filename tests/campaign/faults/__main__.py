@@ -27,7 +27,7 @@ def main() -> int:
         "--hosts", type=int, default=2, help="hosts at once; each takes about 3 GB and a core now and then"
     )
     parser.add_argument(
-        "--only", nargs="*", default=[], metavar="STEP:FAULT", help="these cells; STEP: or :FAULT for a row or column"
+        "--only", nargs="*", default=[], metavar="STEP:FAULT", help="these cells, - for a blank; STEP: or :FAULT for all of one step or fault"
     )
     parser.add_argument("--again", action="store_true", help="also those that are green")
     parser.add_argument("--list", action="store_true", help="say what would be played")
@@ -99,7 +99,8 @@ def main() -> int:
 
 def _wanted(name: str, only: list[str]) -> bool:
     step, _, fault = name.partition(":")
-    return not only or any(word == name or word == f"{step}:" or word == f":{fault}" for word in only)
+    known = {word.replace(" ", "-") for word in (name, f"{step}:", f":{fault}")}
+    return not only or any(word.replace(" ", "-") in known for word in only)
 
 
 def _work(
