@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import fsio, procs, production, server, source_edit, spawn, steps
+from . import fsio, procs, production, server, shm, source_edit, spawn, steps
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id
@@ -144,13 +144,23 @@ def _record(journal: Journal, step: str, state: str, detail: str = "", lease: fl
 def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
     patience = float(journal.settings["stop_timeout"])
     failures = []
+    segments: Dict[str, int] = {}
+    with contextlib.suppress(HsError):
+        segments.update(fsio.read_json(journal.folder / steps.SEGMENTS) or {})
     for name in ("client", "server"):
         try:
-            report.ended += Job(name, journal.folder).members()
+            members = Job(name, journal.folder).members()
+            report.ended += members
+            segments.update(shm.mapped(one.pid for one in members))
             if Job(name, journal.folder).stop(min(patience, 30)):
                 report.say("stopped the extraction {}".format(name), changed=True)
         except HsError as error:
             failures.append(str(error))
+    freed = 0 if failures else shm.sweep(segments)
+    if freed:
+        report.say(
+            "removed {:.1f} MB of shared memory that the extraction server left".format(freed / 1e6), changed=True
+        )
     if steps.clear_dumps(Path(journal.settings["dump_dir"])):
         report.say("removed the dump folder {}".format(journal.settings["dump_dir"]), changed=True)
     if failures:

@@ -11,14 +11,15 @@ import shutil
 import stat
 import time
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, Mapping
+from typing import AbstractSet, Any, Dict, Mapping, Optional
 
-from . import command, fsio, procs, production, secrets, server, source_edit, spawn
+from . import command, fsio, procs, production, secrets, server, shm, source_edit, spawn
 from .errors import HsError
-from .jobs import Job
+from .jobs import UNITS, Job
 from .journal import Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
+SEGMENTS = "server.shm.json"
 DUMP_FILES = (".client.lock", "every_rank")
 
 
@@ -94,6 +95,22 @@ def watch(paths: Paths, journal: Journal) -> None:
     journal.save()
 
 
+def armed(paths: Paths, journal: Journal) -> Optional[str]:
+    """None when the dead-man's switch is on watch, else what is wrong with it. Production is not stopped without one."""
+    if not production.has_units():
+        watch(paths, journal)  # a guard that died is started anew
+        found = journal.document.get("guard") or {}
+        return None if found and procs.alive(found["pid"], found["start"]) else "the guard's process does not run"
+    for unit in (*UNITS.values(), "sglang-hs-guard.service", "sglang-hs-guard.timer"):
+        out = production.run(["systemctl", "show", "-p", "LoadState,ActiveState", unit], 60)
+        show = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+        if show.get("LoadState") != "loaded":
+            return "systemd has not loaded {}: {}".format(unit, show.get("LoadState"))
+        if unit.endswith(".timer") and show.get("ActiveState") != "active":
+            return "{} is {}".format(unit, show.get("ActiveState"))
+    return None
+
+
 def forward(paths: Paths, run_id: str) -> Journal:
     """The open run, if it may go forward."""
     journal = Journal.require(paths, run_id)
@@ -140,6 +157,13 @@ def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
             fsio.write_json(paths.production, record)
         patience = float(settings["stop_timeout"])
         running = bool(production.members(record))
+        wrong = armed(paths, journal) if running else None
+        if wrong:
+            raise HsError(
+                "the dead-man's switch is not armed: {}".format(wrong),
+                production.UNTOUCHED,
+                "look at it (systemctl status 'sglang-hs-*' on the host), then start playbooks/extract.yml again",
+            )
         with journal.step("stop", 2 * patience + 300):
             said = production.stop(record, patience)
         return {"changed": running, "said": said or ["production was stopped already"]}
@@ -288,6 +312,10 @@ def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
             return {"changed": False, "said": ["the client runs already"]}
         with contextlib.suppress(FileNotFoundError):
             (journal.folder / "result.json").unlink()
+        # while it lives, so that what it leaves behind is known as its own when it was killed
+        fsio.write_json(
+            journal.folder / SEGMENTS, shm.mapped(one.pid for one in Job("server", journal.folder).members())
+        )
         record = production_record(paths)
         spec_file = journal.folder / "client.spec.json"
         fsio.write_json(spec_file, client_spec(paths, journal, record))

@@ -61,6 +61,7 @@ PACKAGES = (
     "procps",
     "iproute2",
     "acl",
+    "sudo",
     "ca-certificates",
     "libbz2-1.0",
     "libcrypt1",

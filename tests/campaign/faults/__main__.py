@@ -27,7 +27,11 @@ def main() -> int:
         "--hosts", type=int, default=2, help="hosts at once; each takes about 3 GB and a core now and then"
     )
     parser.add_argument(
-        "--only", nargs="*", default=[], metavar="STEP:FAULT", help="these cells, - for a blank; STEP: or :FAULT for all of one step or fault"
+        "--only",
+        nargs="*",
+        default=[],
+        metavar="STEP:FAULT",
+        help="these cells, - for a blank; STEP: or :FAULT for all of one step or fault",
     )
     parser.add_argument("--again", action="store_true", help="also those that are green")
     parser.add_argument("--list", action="store_true", help="say what would be played")

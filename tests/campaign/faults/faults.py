@@ -140,7 +140,8 @@ def _fails(strike: Strike) -> None:
 
 
 def _lock_fails(strike: Strike) -> None:
-    folder = f"/run/systemd/system/{CLIENT}"
+    """The guard's unit cannot be written: production must not be stopped then."""
+    folder = "/etc/systemd/system/sglang-hs-guard.service"
     strike.host.inside(f"mkdir -p {folder}/kept")
     strike.undo.append(lambda: strike.host.inside(f"rm -rf {folder}"))
 
