@@ -132,7 +132,7 @@ def _work(
                 if host is None:
                     host = FaultHost(name, octet, folder, cache)
                     host.up()
-                found = play(host, step, FAULTS[fault]).as_dict()
+                found = play(host, (step, FAULTS[fault])).as_dict()
             except Exception as error:
                 found = {
                     "step": step,
