@@ -112,6 +112,7 @@ class FaultHost:
     def down(self) -> None:
         """Remove every trace of it."""
         self.rig("down", self.name)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- doing something to it -----------------------------------------------------------------------------------
 
@@ -213,6 +214,9 @@ class FaultHost:
                 stdout=handle,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=lambda: signal.signal(
+                    signal.SIGHUP, signal.SIG_DFL
+                ),  # below nohup it is ignored, and stays so
             )
 
     def play(self, book: str, *words: str, timeout: float = 600) -> tuple[int, str]:
