@@ -21,7 +21,7 @@ SAMPLES = 64
 SETTINGS: dict[str, object] = {
     "hs_operator": "matrix@controller",
     "hs_disk_reserve_gb": 0.01,
-    "hs_controller_patience": 20,
+    "hs_controller_patience": 45,
     "hs_link_patience": 45,
     "hs_stop_timeout": 10,
     "hs_launch_timeout": 150,
