@@ -468,7 +468,7 @@ def test_a_report_that_cannot_be_made_changes_no_outcome_and_hides_no_failure(
         {"block": [{"ansible.builtin.fail": {"msg": "the first"}, "when": "broken"}],
          "rescue": [{"ansible.builtin.import_role": {"name": "restore_production", "tasks_from": "remember"}}],
          "always": [
-             {"ansible.builtin.import_role": {"name": "report", "tasks_from": "attempt"}, "vars": {"hs_report_run": "none"}},
+             {"ansible.builtin.import_role": {"name": "report", "tasks_from": "attempt"}, "vars": {"hs_report_run": "{{ run }}"}},
              {"ansible.builtin.import_role": {"name": "restore_production", "tasks_from": "raise"}},
          ]},
     ]  # fmt: skip
@@ -482,7 +482,12 @@ def test_a_report_that_cannot_be_made_changes_no_outcome_and_hides_no_failure(
         "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
     }
     for broken, status in ((False, 0), (True, 2)):
-        extra = {"hs_state_dir": str(tmp_path / "state"), "hs_report_dir": str(tmp_path / "pages"), "broken": broken}
+        extra = {
+            "hs_state_dir": str(tmp_path / "state"),
+            "hs_report_dir": str(tmp_path / "pages"),
+            "broken": broken,
+            "run": "20200101-000000-0000",
+        }
         words = [
             str(Path(sys.executable).parent / "ansible-playbook"),
             str(book),
@@ -497,3 +502,7 @@ def test_a_report_that_cannot_be_made_changes_no_outcome_and_hides_no_failure(
         if broken:
             assert "the first" in done.stdout[done.stdout.rindex("Fail as the run failed") :]
     assert not list(tmp_path.glob("pages/*"))
+    # a play that was refused before it had a run says nothing of reports
+    words[-1] = json.dumps({**extra, "run": "none"})
+    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "report was not written" not in done.stdout
