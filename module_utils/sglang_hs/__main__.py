@@ -53,6 +53,14 @@ def main(words: Optional[List[str]] = None) -> int:
     except HsError as error:
         print(error, file=sys.stderr)
         return 1
+    except PermissionError as error:
+        print(
+            "{}\nLeft as it was: everything\nNext: run it as the user that the run belongs to, or as root (sudo)".format(
+                error
+            ),
+            file=sys.stderr,
+        )
+        return 1
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -160,7 +160,7 @@ def _work(
                 log = table.REPO / ".local/faults" / f"{step}-{fault}.log".replace(" ", "_").replace("/", "_")
                 log.parent.mkdir(parents=True, exist_ok=True)
                 if host.log.exists():
-                    log.write_text(host.log.read_text())
+                    log.write_text(host.log.read_text() + host.guard_log())
             if found["problems"] and host is not None:
                 host.down()
                 host = None

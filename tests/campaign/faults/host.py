@@ -188,6 +188,15 @@ class FaultHost:
         engine = self.cache / "engine"
         return self.tree / "overlay0/root" / Path(self.source).relative_to(engine) / "srt/models/deepseek_v2.py"
 
+    def guard_log(self) -> str:
+        """What systemd and the guard said, for whoever looks for the reason of a red cell."""
+        try:
+            return self.inside(
+                "journalctl --no-pager -o short-precise -n 120 _PID=1 + _SYSTEMD_UNIT=sglang-hs-guard.service"
+            )
+        except RuntimeError as error:
+            return str(error)
+
     # -- looking at it -------------------------------------------------------------------------------------------
 
     def look(self, patience: float = 0.0) -> dict[str, Any]:
