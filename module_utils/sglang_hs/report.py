@@ -256,8 +256,10 @@ def _outcome(
     elif not end and not failure:
         outcome, message = "open", "the run is still open"
     elif failure:
-        if outcome in (None, "complete") or failure.get("cut"):
-            outcome = "window" if failure.get("cut") else "failed"
+        # a step that met the guard's restore fails for that restore's sake
+        cut = failure.get("cut") or (outcome is None and "the window closed" in str(end.get("why") or ""))
+        if outcome in (None, "complete") or cut:
+            outcome = "window" if cut else "failed"
         message = str(failure.get("msg") or message)
     elif outcome is None:
         why = str(end.get("why") or "")

@@ -357,6 +357,12 @@ def test_outcomes(left: Left) -> None:
     assert found["samples"] is None and "no output folder" in Page(pages.page(found)).text()
 
 
+def test_a_step_that_met_the_guards_restore_is_a_cut_not_a_failure(left: Left) -> None:
+    left.close("guard: the window closed")
+    failure = {"task": "Start the extraction", "msg": "another step of this project is at work", "cut": False}
+    assert left.document(failure=failure)["run"]["outcome"] == "window"
+
+
 def test_the_document_is_kept_beside_the_output_and_outlives_the_journal(left: Left) -> None:
     left.rows(5)
     left.result("complete")
