@@ -1,0 +1,92 @@
+"""Callback: Ansible's own output, with a failure told once, as the message that it is.
+
+Ansible tells a failed task twice, with the place in the playbook and everything that the module returned; of a role's wrong argument it
+prints the whole specification. The messages of this project have three parts - what happened, Left as it was, Next - and are all that
+an operator needs; C(-v) shows the rest as ever. What this project did not expect (a module that crashed, an undefined variable) is shown
+in full.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from ansible import constants as C
+from ansible.plugins.callback.default import CallbackModule as Default
+
+DOCUMENTATION = """
+name: hs_story
+type: stdout
+short_description: Ansible's output, with failures as messages
+description:
+  - As ansible.builtin.default, but a task that failed with a message of its own shows the message, and a wrong role argument what is wrong.
+  - Verbosity 1 and more shows everything.
+extends_documentation_fragment:
+  - default_callback
+  - result_format_callback
+requirements: [set as stdout_callback in ansible.cfg]
+"""
+
+# Actions whose msg is written for a person.
+TELLING = ("hs_", "source_patch", "ansible.builtin.assert", "assert", "ansible.builtin.fail", "fail")
+SPEC = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
+
+
+def message(action: str, result: dict[str, Any]) -> str | None:
+    """What to tell of a failed result; None where all of it is to be shown."""
+    if action in SPEC and result.get("argument_errors"):
+        return _wrong_arguments(result)
+    msg = str(result.get("msg") or "").strip()
+    if not msg or not action.startswith(TELLING) or {"module_stderr", "module_stdout"} & set(result):
+        return None
+    return msg
+
+
+def _wrong_arguments(result: dict[str, Any]) -> str:
+    role = str((result.get("validate_args_context") or {}).get("name", ""))
+    said = [str(error) for error in result["argument_errors"]]
+    if role == "preflight":
+        said.append("Left as it was: everything; nothing was asked of the host yet")
+    said.append(
+        f"Next: correct it where it is set (the inventory, or -e); roles/{role}/defaults/main.yml says what it takes"
+    )
+    return "\n".join(said)
+
+
+class CallbackModule(Default):
+    """The default callback, but for failures."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "stdout"
+    CALLBACK_NAME = "hs_story"
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """A failed task."""
+        told = self._told(result)
+        if told is None:
+            super().v2_runner_on_failed(result, ignore_errors)
+            return
+        self._tell(result, f"fatal: [{self.host_label(result)}]: FAILED! =>", told)
+        if ignore_errors:
+            self._display.display("...ignoring", color=C.COLOR_SKIP)
+
+    def v2_runner_item_on_failed(self, result: Any) -> None:
+        """A failed item of a loop."""
+        told = self._told(result)
+        if told is None:
+            super().v2_runner_item_on_failed(result)
+            return
+        item = self._get_item_label(result.result)
+        self._tell(result, f"failed: [{self.host_label(result)}] (item={item}) =>", told)
+
+    def _told(self, result: Any) -> str | None:
+        if self._display.verbosity > 0 or "results" in result.result:
+            return None
+        return message(str(result.task.action), result.result)
+
+    def _tell(self, result: Any, head: str, told: str) -> None:
+        if self._last_task_banner != result.task._uuid:
+            self._print_task_banner(result.task)
+        self._handle_warnings(result.result)
+        text = head + "\n" + textwrap.indent(told, "    ")
+        self._display.display(text, color=C.COLOR_ERROR, stderr=self.get_option("display_failed_stderr"))
