@@ -52,6 +52,9 @@ def main(words: Optional[List[str]] = None) -> int:
     except HsError as error:
         print(error, file=sys.stderr)
         return 1
+    except PermissionError as error:
+        print("{}\nNext: be root, or the user whom the run belongs to".format(error), file=sys.stderr)
+        return 1
 
 
 def _run(given: argparse.Namespace) -> int:

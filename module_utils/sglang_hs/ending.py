@@ -38,9 +38,16 @@ _CONSEQUENCE = re.compile(
 _PLAIN = re.compile(
     r"(.{0,120}: error: .*|Fatal Python error: .*|terminate called after .*|.*[Ss]egmentation fault.*|ERROR: +\[Errno \d+\].*)"
 )
+_NO_PORT = re.compile(r"ERROR: +\[Errno \d+\] error while attempting to bind")
 # What the parent says of a child that was killed; the only word on it.
 _CHILD = re.compile(
     r".*?(Rank \d+ scheduler (?:died|is dead).*?\(exit code: -?\d+\)|Subprocess \S+ \(pid=\d+\) crashed with exit code -?\d+)"
+)
+_CHILD_FAILED = re.compile(r".*[Ss][Ii][Gg][Qq][Uu][Ii][Tt]")
+KILLED = "killed from outside (kill -9, or the kernel for want of memory: dmesg -T tells)"
+# What a server says while it serves, and while it cleans up.
+_ROUTINE = re.compile(
+    r"(INFO: +\S+ - \"|Prefill batch|Decode batch|kill_process_tree called|Sleeping \d+ seconds before crash|No live scheduler|Killed$)"
 )
 # Marks of one life of a server in a log that several have written to.
 _BORN = re.compile(r".*server_args=")
@@ -89,22 +96,21 @@ def why_ended(log: Path, code: Optional[Any] = None) -> str:
         found = _cause(life)
         if found:
             return found
-    killed = (
-        "it was killed from outside (kill -9, or the kernel for want of memory: dmesg -T tells); "
-        if code in (137, -9)
-        else ""
-    )
-    last = [line for line in last_lines(log, 30) if not _CONSEQUENCE.match(line) and line.strip() != "Killed"]
+    killed = "it was {}; ".format(KILLED) if code in (137, -9) else ""
+    last = [line for line in last_lines(log, 200) if not _CONSEQUENCE.match(line) and not _ROUTINE.match(line)]
     if not last:
-        return killed + "nothing was logged"
+        return killed + ("its log says nothing of it" if last_lines(log) else "nothing was logged")
     return "{}its log names no error, its last lines: {}".format(killed, " | ".join(line[:160] for line in last[-3:]))
 
 
 def failed_while_alive(log: Path) -> str:
-    """The exception that a scheduler reported though the server did not end of it; "" where none did."""
-    lives = _lives(read_lines(log))
-    own = [raised for raised in _raised(lives[-1]) if raised.reported and not _CONSEQUENCE.match(raised.text)]
-    return own[0].text + own[0].where if own else ""
+    """The failure that a server reported and does not end of - a scheduler's exception, a port that is taken; "" where there is none."""
+    lines = _lives(read_lines(log))[-1]
+    own = [raised for raised in _raised(lines) if raised.reported and not _CONSEQUENCE.match(raised.text)]
+    if own:
+        return own[0].text + own[0].where
+    bound = [line.strip() for _, line in lines if _NO_PORT.match(line)]
+    return bound[-1][:LONGEST] if bound else ""
 
 
 def _lives(lines: List[Line]) -> List[List[Line]]:
@@ -115,7 +121,7 @@ def _lives(lines: List[Line]) -> List[List[Line]]:
 
 
 def _cause(lines: List[Line]) -> str:
-    """The failure that is nobody else's consequence; else the parent's word on a child that was killed; "" where there is none."""
+    """The failure that is nobody else's consequence; else that a process was killed, with what others said of it; "" where none is named."""
     found = _raised(lines)
     own = [raised for raised in found if not _CONSEQUENCE.match(raised.text)]
     reported = [raised for raised in own if raised.reported]
@@ -129,10 +135,13 @@ def _cause(lines: List[Line]) -> str:
     for _, line in lines:
         child = _CHILD.match(line)
         if child:
-            killed = re.search(r"-9\)?$", child.group(1))
-            hint = ": killed from outside (kill -9, or the kernel for want of memory: dmesg -T tells)" if killed else ""
-            return child.group(1) + hint
-    return ""
+            return child.group(1) + (": " + KILLED if re.search(r"-9\)?$", child.group(1)) else "")
+    first = found[0].text[:160] + found[0].where if found else ""
+    if any(_CHILD_FAILED.match(line) for _, line in lines):
+        return "one of its processes ended without a word: {}{}".format(
+            KILLED, "; what the others said of it: " + first if first else ""
+        )
+    return first
 
 
 def _raised(lines: List[Line]) -> List[_Raised]:

@@ -34,7 +34,7 @@ _BEGINS = (
     (re.compile(r"The server is fired up and ready to roll"), READY),
 )
 # "Loading safetensors checkpoint shards:  37% Completed | 23/62 [...", "Multi-thread loading shards: ..."; one loader draws a bar
-_BAR = re.compile(r".*?[Ll]oading [^:]*: +(\d+)%(?: Completed)? ?\|[^|]*?(\d+)/(\d+) \[")
+_BAR = re.compile(r".*?[Ll]oading [^:]*: +(\d+)%(?: Completed)? ?\|(?:[^|]*\|)? *(\d+)/(\d+) \[")
 
 
 class Stage(NamedTuple):

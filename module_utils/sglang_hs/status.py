@@ -141,15 +141,36 @@ def _restore(paths: Paths, journal: Optional[Journal]) -> Dict[str, Any]:
 
 def _at_work(paths: Paths) -> bool:
     """Whether a restore holds its lock now; looked up in the kernel's table, so that looking stands in nobody's way."""
+    lock = os.path.realpath(str(paths.state / ".restore"))
     try:
-        info = os.stat(str(paths.state / ".restore"))
-        table = Path("/proc/locks").read_text()
+        info = os.stat(lock)
+        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
         return False
-    wanted = "{:02x}:{:02x}:{}".format(os.major(info.st_dev), os.minor(info.st_dev), info.st_ino)
-    # of each line: number, FLOCK, ADVISORY, WRITE, pid, device and inode; who waits has an arrow after the number
-    rows = (line.split() for line in table.splitlines())
-    return any(len(row) > 5 and row[1] == "FLOCK" and row[5] == wanted for row in rows)
+    # number, FLOCK, ADVISORY, WRITE, pid, device:device:inode, ...; who waits has an arrow after the number
+    for row in rows:
+        if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(info.st_ino):
+            # the device is not always stat's (btrfs, overlays): the holder's own open files say whether it is this one
+            held = _opened(int(row[4]))
+            if lock in held or (not held and row[5].startswith(_device(info.st_dev))):
+                return True
+    return False
+
+
+def _device(number: int) -> str:
+    """As /proc/locks writes it."""
+    return "{:02x}:{:02x}:".format(os.major(number), os.minor(number))
+
+
+def _opened(pid: int) -> List[str]:
+    """The files that a process has open; [] where that may not be seen."""
+    found = []
+    try:
+        for entry in os.listdir("/proc/{}/fd".format(pid)):
+            found.append(os.readlink("/proc/{}/fd/{}".format(pid, entry)))
+    except OSError:
+        pass  # it ended, or is not ours: what was seen so far
+    return found
 
 
 # -- what next ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
@@ -10,6 +11,7 @@ from . import ending, fsio, loading, procs, restore, server, steps
 from .jobs import Job
 from .journal import Journal, Paths
 
+HANGS = 30.0  # seconds of silence after which a server whose log tells of its failure is not waited for
 # Whoever watches a line must see from its beginning how it stands: terminals cut its end.
 SEPARATOR = " | "
 
@@ -23,17 +25,29 @@ def progress(state_dir: str, run_id: str, what: str) -> Dict[str, Any]:
     journal = Journal.require(paths, run_id)
     found = ready(journal) if what == "launch" else extracted(journal)
     if what == "launch" and not found["finished"]:
-        spent = time.time() - _begun(journal, "launch")
-        if spent > float(journal.settings["launch_timeout"]):
-            cause = ending.failed_while_alive(Job("server", journal.folder).log)
-            line = "not ready after {} s (hs_launch_timeout); it was at: {}{}".format(
-                journal.settings["launch_timeout"], found["line"], "; its log says: " + cause if cause else ""
-            )
-            found.update(finished=True, failed=True, line=line)
+        late = _late(journal, found["line"])
+        if late:
+            found.update(finished=True, failed=True, phase="failed", mood="bad", line=late)
     if found["finished"] and journal.last(what) == "begun":
         with fsio.mutex(paths.mutex, 30):
             steps.forward(paths, run_id).record(what, "failed" if found["failed"] else "done", found["line"][:500])
     return found
+
+
+def _late(journal: Journal, line: str) -> str:
+    """Why a launch that is not over need not be waited for any longer; "" while it must be."""
+    log = Job("server", journal.folder).log
+    cause = ending.failed_while_alive(log)
+    with contextlib.suppress(FileNotFoundError):
+        # a server that fails is ended by its parent within seconds; one that was denied its port hangs for ever
+        if cause and time.time() - log.stat().st_mtime > HANGS:
+            return "the extraction server failed and does not end: {}. Its log: {}".format(cause, log)
+    timeout = journal.settings["launch_timeout"]
+    if time.time() - _begun(journal, "launch") <= float(timeout):
+        return ""
+    return "not ready after {} s (hs_launch_timeout); it was at: {}{}. Its log: {}".format(
+        timeout, line, "; it says: " + cause if cause else "", log
+    )
 
 
 def _begun(journal: Journal, step: str) -> float:
