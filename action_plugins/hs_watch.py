@@ -44,9 +44,11 @@ class Teller:
             # with a terminal this is for the log file of log_path alone
             display.display(f"  {self.host}: {line}", log_only=self.screen is not None)
 
-    def end(self) -> None:
-        """Take the line away."""
+    def end(self, line: str = "") -> None:
+        """Take the line away; how it ended stays, where a ``line`` says so."""
         self._draw("", "")
+        if line:
+            display.display(f"  {self.host}: {line}")
 
     def _draw(self, line: str, colour: str) -> None:
         if self.screen is not None:
@@ -68,11 +70,21 @@ class ActionModule(ActionBase):
             str((task_vars or {}).get("inventory_hostname", "")),
             float(given.get("log_every", 30)),
         )
+        told = ""
+        self._heading()
         try:
             result.update(self._watch(teller, task_vars))
+            # a failure is told by the result, a restore by the task after it
+            told = "" if result.get("failed") or given["what"] == "restore" else str(result.get("line", ""))
         finally:
-            teller.end()
+            teller.end(told)
         return result
+
+    def _heading(self) -> None:
+        """Have the callback hs_story, where it is in use, print the task's heading now: what is watched for hours belongs below it."""
+        queue = getattr(display, "_final_q", None)
+        if queue is not None and hasattr(display, "hs_heading"):
+            queue.send_display("hs_heading", self._task._uuid)
 
     def _watch(self, teller: Teller, task_vars: dict[str, Any] | None) -> dict[str, Any]:
         given = self._task.args

@@ -145,6 +145,6 @@ class CallbackModule(CallbackBase):
         # The display's own lock, and no other: two locks could be taken in both orders, and only this one is safe in a fork.
         screen = Screen(sys.stdout, getattr(display, "_lock", None) or threading.RLock())
         if sys.stderr.isatty():
-            sys.stderr = Beside(sys.stderr, screen)  # type: ignore[assignment]
-        sys.stdout = screen  # type: ignore[assignment]
-        display.hs_screen = screen  # type: ignore[attr-defined]
+            sys.stderr = Beside(sys.stderr, screen)
+        sys.stdout = screen
+        display.hs_screen = screen

@@ -60,6 +60,23 @@ class CallbackModule(Default):
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "hs_story"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._started: dict[str, Any] = {}
+        # called by hs_watch from its worker, through the queue that brings all messages
+        self._display.hs_heading = self._heading
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        """As ever; where skipped tasks are not shown, the heading waits for the first result."""
+        super().v2_playbook_on_task_start(task, is_conditional)
+        self._started = {task._uuid: task}
+
+    def _heading(self, uuid: str) -> None:
+        """The heading of a task that is at work and has something to say before its result."""
+        task = self._started.get(uuid)
+        if task is not None and self._last_task_banner != uuid:
+            self._print_task_banner(task)
+
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A failed task."""
         told = self._told(result)

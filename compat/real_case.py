@@ -221,7 +221,9 @@ def _wait(process: subprocess.Popen[bytes], dumps: Path, ranks: int, url: str, l
         for refused in (dumps / "attached").glob("refused-*.json"):
             raise Failed(f"the capture refused: {json.loads(refused.read_text())['reason']}")
         if process.poll() is not None:
-            raise Failed(f"the server ended with status {process.returncode}: {ending.why_ended(log, process.returncode)}; log: {log}")
+            raise Failed(
+                f"the server ended with status {process.returncode}: {ending.why_ended(log, process.returncode)}; log: {log}"
+            )
         if len(list((dumps / "attached").glob("rank*.json"))) == ranks and server.healthy(url, timeout=60) is None:
             return
         if time.monotonic() > until:

@@ -128,7 +128,7 @@ def test_kill_9_of_the_controller_the_timer_brings_production_back(remote: Remot
 
 def test_a_link_that_is_cut_for_a_while_is_waited_out(remote: Remote) -> None:
     playing = remote.begin()
-    remote.seen("loading (0")
+    remote.seen("capture attached on 0 of")
     remote.rig("cut", NAME)
     time.sleep(20)
     remote.rig("heal", NAME)
@@ -140,7 +140,7 @@ def test_a_link_that_is_cut_for_a_while_is_waited_out(remote: Remote) -> None:
 
 def test_a_power_cut_the_boot_brings_production_back(remote: Remote) -> None:
     playing = remote.begin()
-    remote.seen("loading (0")
+    remote.seen("capture attached on 0 of")
     os.killpg(playing.pid, signal.SIGKILL)
     playing.wait()
     remote.rig("reboot", "--hard", NAME)
