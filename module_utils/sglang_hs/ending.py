@@ -166,7 +166,7 @@ def _raised(lines: List[Line]) -> List[_Raised]:
                 os.path.basename(frame.group(1)),
                 frame.group(2),
                 frame.group(3),
-                ": " + code[:120] if code and not _FRAME.match(lines[number + 1][1]) else "",
+                ": " + code[:120] if code and not code.startswith(("raise ", "File ")) else "",
             )
         elif _CHAINED.match(line):
             chained = True

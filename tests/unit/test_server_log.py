@@ -74,7 +74,7 @@ WHY = {
     "0.5.23-tp2-scheduler-killed-loading": "Rank 0 scheduler died during initialization (exit code: -9): killed from outside",
     "0.5.23-tp2-scheduler-killed-serving": "one of its processes ended without a word: killed from outside (kill -9, or the kernel for "
     "want of memory: dmesg -T tells); what the others said of it: RuntimeError: [/__w/pytorch/",
-    "0.5.23-tp2-not-enough-memory": "RuntimeError: Not enough memory",
+    "0.5.23-tp2-not-enough-memory": "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=1e-06. Raise ",
     "0.5.23-port-taken": "ERROR:    [Errno 98] error while attempting to bind on address",
 }
 
