@@ -99,20 +99,21 @@ def _run(journal: Journal) -> Dict[str, Any]:
 
 
 def _guard(journal: Journal) -> Dict[str, Any]:
-    """{kind: timer or process, alive, detail}."""
-    if production.has_systemd():
-        words = ["systemctl", "is-active", TIMER]
-        state = (
-            subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-            .stdout.decode()
-            .strip()
-        )
-        return {"kind": "timer", "alive": state == "active", "detail": "{} is {}".format(TIMER, state or "unknown")}
+    """{kind: timer or process, alive, detail}. The journal knows a guard that is a process; a timer is systemd's."""
     known = journal.document.get("guard") or {}
-    if not known:
+    if known:
+        alive = procs.alive(known["pid"], known["start"])
+        return {
+            "kind": "process",
+            "alive": alive,
+            "detail": "pid {}{}".format(known["pid"], "" if alive else " is gone"),
+        }
+    if not production.has_units():
         return {"kind": "process", "alive": False, "detail": "it was never started"}
-    alive = procs.alive(known["pid"], known["start"])
-    return {"kind": "process", "alive": alive, "detail": "pid {}{}".format(known["pid"], "" if alive else " is gone")}
+    words = ["systemctl", "is-active", TIMER]
+    out = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
+    state = out.decode().strip() or "unknown"
+    return {"kind": "timer", "alive": state == "active", "detail": "{} is {}".format(TIMER, state)}
 
 
 def _restore(paths: Paths, journal: Optional[Journal]) -> Dict[str, Any]:

@@ -127,7 +127,11 @@ class Play:
         return [PLAYBOOK, str(book), "-i", str(inventory), *words]
 
     def env(self, **more: str) -> dict[str, str]:
-        kept = {key: word for key, word in os.environ.items() if not key.startswith(("ANSIBLE_", "NO_COLOR", "PYTHONUNBUFFERED"))}
+        kept = {
+            key: word
+            for key, word in os.environ.items()
+            if not key.startswith(("ANSIBLE_", "NO_COLOR", "PYTHONUNBUFFERED"))
+        }
         private = {"HOME": str(self.folder), "ANSIBLE_HOME": str(self.folder / "ansible"), "TERM": "xterm-256color"}
         return {**kept, **private, "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"), **more}
 

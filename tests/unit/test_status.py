@@ -24,7 +24,7 @@ LIBRARY = str(Path(status.__file__).parents[1])
 
 @pytest.fixture(autouse=True)
 def no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(production, "has_systemd", lambda: False)
+    monkeypatch.setattr(production, "has_units", lambda: False)
 
 
 @pytest.fixture
@@ -152,7 +152,9 @@ def test_a_run_without_a_guard_is_said_loudly(place: Place, journal: Journal, ho
 def test_a_timer_that_is_not_active_is_no_guard(
     place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(production, "has_systemd", lambda: True)
+    monkeypatch.setattr(production, "has_units", lambda: True)
+    del journal.document["guard"]
+    journal.save()
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     for state, living in (("active", True), ("inactive", False)):
