@@ -66,9 +66,7 @@ def stage(lines: Iterable[str]) -> Stage:
                     found = Stage(name)
         bar = _BAR.match(line)
         if bar and STAGES.index(found.name) <= STAGES.index(WEIGHTS):
-            # two threads may share a line, each with a bar: the last one counts
-            percent, shard, shards = (int(number) for number in _BAR.findall(line)[-1])
-            found = Stage(WEIGHTS, percent, shard, shards)
+            found = Stage(WEIGHTS, *(int(number) for number in bar.groups()))
     return found
 
 

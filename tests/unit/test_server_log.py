@@ -117,16 +117,18 @@ def test_out_of_memory_on_one_rank_is_told_and_not_what_the_others_said(tmp_path
     assert "memory_pool.py:812 in _create_buffers: torch.zeros(size)" in ending.why_ended(log)
 
 
-def test_a_chain_is_told_by_its_last_exception_and_a_text_in_two_lines_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["", "[2026-01-01 10:00:00 TP3] Scheduler hit an exception: "])
+def test_a_chain_is_told_by_its_last_exception_and_a_text_in_two_lines_whole(tmp_path: Path, head: str) -> None:
     log = tmp_path / "log"
     log.write_text(
-        "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\n    g()\nKeyError: 'x'\n\n"
+        head + "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\n    g()\nKeyError: 'x'\n\n"
         "The above exception was the direct cause of the following exception:\n\n"
         'Traceback (most recent call last):\n  File "b.py", line 2, in h\n    f()\n'
         "RuntimeError: Error(s) in loading state_dict for DeepseekV2Model:\n\tsize mismatch for weight\n"
     )
+    rank = "TP3, " if head else ""
     assert ending.why_ended(log) == (
-        "RuntimeError: Error(s) in loading state_dict for DeepseekV2Model: size mismatch for weight (b.py:2 in h: f())"
+        f"RuntimeError: Error(s) in loading state_dict for DeepseekV2Model: size mismatch for weight ({rank}b.py:2 in h: f())"
     )
 
 
