@@ -37,9 +37,18 @@ def message(action: str, result: dict[str, Any]) -> str | None:
     if action in SPEC and result.get("argument_errors"):
         return _wrong_arguments(result)
     msg = str(result.get("msg") or "").strip()
-    if not msg or not action.startswith(TELLING) or {"module_stderr", "module_stdout"} & set(result):
-        return None
-    return msg
+    # a module that crashed, or a task that did not come as far as its module
+    unexpected = {"module_stderr", "module_stdout"} & set(result) or msg.startswith("Task failed")
+    return None if not msg or unexpected or not action.startswith(TELLING) else msg
+
+
+def no_link(result: dict[str, Any]) -> str:
+    """What to tell of a host that cannot be reached."""
+    return (
+        f"{str(result.get('msg', 'no connection')).removeprefix('Task failed: ')}\n"
+        "Left as it was: what runs on the host goes on there, and its guard needs no link\n"
+        "Next: see that ssh reaches the host as it stands in the inventory, then start the same playbook again"
+    )
 
 
 def _wrong_arguments(result: dict[str, Any]) -> str:
@@ -96,14 +105,24 @@ class CallbackModule(Default):
         item = self._get_item_label(result.result)
         self._tell(result, f"failed: [{self.host_label(result)}] (item={item}) =>", told)
 
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """A host that cannot be reached."""
+        if self._display.verbosity > 0:
+            super().v2_runner_on_unreachable(result)
+            return
+        head = f"fatal: [{self.host_label(result)}]: UNREACHABLE! =>"
+        self._tell(result, head, no_link(result.result), C.COLOR_UNREACHABLE)
+        if result.task.ignore_unreachable:
+            self._display.display("...ignoring", color=C.COLOR_SKIP)
+
     def _told(self, result: Any) -> str | None:
         if self._display.verbosity > 0 or "results" in result.result:
             return None
         return message(str(result.task.action), result.result)
 
-    def _tell(self, result: Any, head: str, told: str) -> None:
+    def _tell(self, result: Any, head: str, told: str, colour: str = C.COLOR_ERROR) -> None:
         if self._last_task_banner != result.task._uuid:
             self._print_task_banner(result.task)
         self._handle_warnings(result.result)
         text = head + "\n" + textwrap.indent(told, "    ")
-        self._display.display(text, color=C.COLOR_ERROR, stderr=self.get_option("display_failed_stderr"))
+        self._display.display(text, color=colour, stderr=self.get_option("display_failed_stderr"))
