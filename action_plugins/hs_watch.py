@@ -41,8 +41,10 @@ class Teller:
         due = now - self._said_at >= self.log_every and line != self._said
         if phase != self._phase or due:
             self._phase, self._said_at, self._said = phase, now, line
-            # with a terminal this is for the log file of log_path alone
-            display.display(f"  {self.host}: {line}", log_only=self.screen is not None)
+            if self.screen is None:
+                display.display(f"  {self.host}: {line}")
+            elif C.DEFAULT_LOG_PATH:
+                display.display(f"  {self.host}: {line}", log_only=True)
 
     def end(self, line: str = "") -> None:
         """Take the line away; how it ended stays, where a ``line`` says so."""
@@ -52,7 +54,7 @@ class Teller:
 
     def _draw(self, line: str, colour: str) -> None:
         if self.screen is not None:
-            display.display(self.screen.frame(self.host, line, colour), screen_only=True, newline=False)
+            self.screen.send(self.host, line, colour)
 
 
 class ActionModule(ActionBase):

@@ -1,16 +1,19 @@
 """Callback: draws the hosts' progress on a terminal in place, one line a host, and takes it away before anything else is written.
 
-An action runs in a forked worker that has no terminal; what it displays goes through a queue to the main process, which writes it with
-all else. So the block is drawn there: this callback, loaded once and before the first worker, puts a ``Screen`` around the main process's
-standard output, and around standard error where that is the terminal too. Whatever writes there - any callback, a warning, the
-message after Ctrl-C - finds the block erased. Actions find the screen at the display, which they inherit through the fork, and send
-what is to be drawn as a message that ``Screen.frame`` marks.
+An action runs in a forked worker that has no terminal. So the block is drawn in the main process: this callback, loaded once and before the
+first worker, puts a ``Screen`` around the main process's standard output, and around standard error where that is the terminal too. Whatever
+writes there - any callback, a warning, the message after Ctrl-C - finds the block erased.
+
+Actions find the screen at the display, which they inherit through the fork, and send their lines through a pipe of its own. Not through the
+queue that brings Ansible's own messages: its writers take a lock, and a worker that is ended by Ctrl-C while it holds the lock leaves
+ansible-playbook hanging; that was seen, where lines came every second. A write to the pipe takes no lock, and is dropped rather than waited for.
 
 Without a terminal nothing is wrapped, but each line of output is written as it ends, so that a log can be followed for hours.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -32,8 +35,9 @@ description:
 requirements: [enabled in ansible.cfg]
 """
 
-# An "application program command", which terminals pass over, should one ever reach a terminal undrawn.
-_BEGIN, _END = "\x1b_hs-live ", "\x1b\\"
+MOST = (
+    600  # characters of a line; a frame must be smaller than PIPE_BUF, so that the frames of several workers do not mix
+)
 
 
 class Screen:
@@ -48,26 +52,48 @@ class Screen:
         self._lines: dict[str, tuple[str, str]] = {}
         self._drawn: list[int] = []  # lengths of the lines that stand on the terminal now
         self._at_margin = True  # nobody left a line unfinished (a prompt, say)
+        self._closed = False
+        self._frames, self._sender = os.pipe()
+        os.set_blocking(self._sender, False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    @staticmethod
-    def frame(host: str, line: str = "", colour: str = "") -> str:
-        """What to write so that ``host``'s line is drawn, or, without a line, taken away. colour: one of Ansible's, or none."""
-        return _BEGIN + json.dumps([host, line, colour]) + _END
+    def watch(self) -> None:
+        """Draw what comes through the pipe, from now on."""
+        threading.Thread(target=self._receive, name="hs_live", daemon=True).start()
+        atexit.register(self.close)
+
+    def send(self, host: str, line: str = "", colour: str = "") -> None:
+        """Called in a worker: have ``host``'s line drawn, or, without a line, taken away. colour: one of Ansible's, or none."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._sender, json.dumps([host[:MOST], line[:MOST], colour], ensure_ascii=False).encode() + b"\n")
+
+    def _receive(self) -> None:
+        rest = b""
+        while data := os.read(self._frames, 65536):
+            *frames, rest = (rest + data).split(b"\n")
+            for frame in frames:
+                self.draw(*json.loads(frame))
+
+    def draw(self, host: str, line: str, colour: str) -> None:
+        """Draw the block with this host's line, or without it."""
+        with self._lock:
+            if line:
+                self._lines[host] = (line, colour)
+            else:
+                self._lines.pop(host, None)
+            self._draw()
+
+    def close(self) -> None:
+        """Nothing is drawn any more: what comes is what was under way when the play was ended."""
+        with self._lock:
+            self.erase()
+            self._closed = True
 
     def write(self, text: str) -> int:
-        """A frame is drawn; for anything else the block is erased first."""
+        """What everybody else writes: the block is erased first."""
         with self._lock:
-            if text.startswith(_BEGIN):
-                host, line, colour = json.loads(text.removeprefix(_BEGIN).strip().removesuffix(_END))
-                if line:
-                    self._lines[host] = (line, colour)
-                else:
-                    self._lines.pop(host, None)
-                self._draw()
-                return len(text)
             self.erase()
             if text:
                 self._at_margin = text.endswith("\n")
@@ -95,7 +121,7 @@ class Screen:
         if len(shown) < len(self._lines):
             texts.append((f"  and {len(self._lines) - len(shown)} more hosts"[: size.columns - 1], ""))
         self.erase()
-        if not self._at_margin or not texts:
+        if self._closed or not self._at_margin or not texts:
             return
         self._stream.write("\n".join(stringc(text, colour) if colour else text for text, colour in texts))
         self._stream.flush()
@@ -147,4 +173,5 @@ class CallbackModule(CallbackBase):
         if sys.stderr.isatty():
             sys.stderr = Beside(sys.stderr, screen)
         sys.stdout = screen
+        screen.watch()
         display.hs_screen = screen

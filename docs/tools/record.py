@@ -96,11 +96,15 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=24)
     parser.add_argument("--frames", type=int, default=24, help="how many moments at most")
     parser.add_argument("--longest", type=float, default=2.0, help="seconds that a moment is shown at most")
+    parser.add_argument("--hide", default="", help="FOLDER=NAME: a folder of this machine, and what to show instead")
     parser.add_argument("command", nargs="+")
     given = parser.parse_args()
     env = {**os.environ, "TERM": "xterm-256color"}
     session = Session(given.command, given.columns, given.lines, env)
     status = session.finish(patience=3600)
+    folder, _, name = given.hide.partition("=")
+    if folder:
+        session.seen = [(at, text.replace(folder, name)) for at, text in session.seen]
     kept = thinned(list(frames(session, given.columns, given.lines, 0.2)), given.frames)
     given.svg.write_text(svg(kept, given.columns, given.lines, given.longest))
     print("\n".join(session.terminal.text()))

@@ -6,11 +6,13 @@ ValueError: nobody here should write it.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -114,7 +116,7 @@ class Session:
             words, stdin=there, stdout=there, stderr=there, cwd=cwd, env=env, start_new_session=True
         )
         os.close(there)
-        self._left = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, patience: float) -> bool:
         """Take in what comes within ``patience`` seconds; whether the program may still write."""
@@ -126,8 +128,7 @@ class Session:
             data = b""
         if not data:
             return False
-        data = self._left + data
-        text = data.decode(errors="ignore") if len(data) > 4 else data.decode(errors="replace")
+        text = self._decoder.decode(data)
         self.seen.append((time.monotonic() - self._begin, text))
         self.terminal.feed(text)
         return True
@@ -139,6 +140,12 @@ class Session:
             alive = self.read(0.2)
             if not seen(self.terminal) and (not alive or time.monotonic() > end):
                 raise AssertionError(f"not seen: {what}\n" + "\n".join(self.terminal.text()))
+
+    def end(self) -> None:
+        """End the program, if it still runs."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def finish(self, patience: float = 120) -> int:
         """Read until the program ends; its exit status."""

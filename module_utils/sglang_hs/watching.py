@@ -216,7 +216,7 @@ def progress_line(
     words.append("{} tokens".format(count(progress.get("tokens_done", 0))))
     if phase == "extract":
         words.append("{:,.0f} tokens/s".format(progress.get("tokens_per_s") or 0))
-        words.append("{:.3g} GB/s".format((progress.get("bytes_per_s") or 0) / 1e9))
+        words.append(rate(progress.get("bytes_per_s") or 0))
         eta = progress.get("eta_s")
         if eta is not None:
             cut = stops_at is not None and now + eta > stops_at
@@ -280,6 +280,11 @@ def clock(seconds: float) -> str:
 def size(number: float) -> str:
     """Bytes as GB, or TB (decimal)."""
     return "{:.1f} TB".format(number / 1e12) if number >= 1e12 else "{:.1f} GB".format(number / 1e9)
+
+
+def rate(number: float) -> str:
+    """Bytes a second as GB/s; as MB/s where that would be 0.00."""
+    return "{:.2f} GB/s".format(number / 1e9) if number >= 1e7 else "{:.1f} MB/s".format(number / 1e6)
 
 
 def count(number: float) -> str:

@@ -99,6 +99,7 @@ class Play:
         self.folder = folder
         self.hosts: dict[str, Watched] = {}
         self.more: dict[str, dict[str, Any]] = {}
+        self.sessions: list[Session] = []
 
     def host(self, name: str) -> Watched:
         self.hosts[name] = Watched(name, self.folder)
@@ -136,13 +137,16 @@ class Play:
         return {**kept, **private, "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"), **more}
 
     def on_terminal(self, *words: str, columns: int = 120, lines: int = 30, **env: str) -> Session:
-        return Session(self.command(*words), columns, lines, self.env(**env), REPO)
+        self.sessions.append(Session(self.command(*words), columns, lines, self.env(**env), REPO))
+        return self.sessions[-1]
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Play]:
     play = Play(tmp_path)
     yield play
+    for session in play.sessions:
+        session.end()
     for host in play.hosts.values():
         host.end()
 
