@@ -54,7 +54,12 @@ def main(words: Optional[List[str]] = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except PermissionError as error:
-        print("{}\nNext: be root, or the user whom the run belongs to".format(error), file=sys.stderr)
+        print(
+            "{}\nLeft as it was: everything\nNext: run it as the user that the run belongs to, or as root (sudo)".format(
+                error
+            ),
+            file=sys.stderr,
+        )
         return 1
 
 

@@ -145,7 +145,13 @@ class Job:
         if self.systemd:
             if not self._unit_state()["running"]:
                 return False
-            production.run(["systemctl", "stop", self.unit], patience + 90)
+            try:
+                production.run(["systemctl", "stop", self.unit], patience + 90)
+            except HsError:
+                known = production.run(["systemctl", "show", "-p", "LoadState", "--value", self.unit], 60)
+                if known != "not-found":  # a unit that was never loaded has nothing to stop
+                    raise
+                return False
             return True
         until = time.monotonic() + 5
         while (fsio.read_json(self.state_file) or {"pid": 0}).get("pid") is None and time.monotonic() < until:

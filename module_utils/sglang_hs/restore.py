@@ -170,8 +170,11 @@ def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
 def _free_gpus(paths: Paths, journal: Journal, report: Report) -> None:
     patience = float(journal.settings["stop_timeout"])
     production.wait_released(report.ended, None, patience)
+    record = steps.production_record(paths)
+    if production.members(record) or procs.listeners(int(record["port"])):
+        return  # it was not stopped, or is back already: the memory is its own
     try:
-        production.wait_released([], None, patience, steps.production_record(paths).get("gpu_baseline"))
+        production.wait_released([], None, patience, record.get("gpu_baseline"))
     except HsError as error:  # whether production fits beside whoever is there, its own answers will tell
         report.say("{}. {}".format(error.what, error.left))
 
@@ -367,11 +370,11 @@ def due(journal: Journal, now: float) -> Optional[str]:
         and now - server_state["ended"] > 20
     ):
         return "the extraction server ended with status {}".format(server_state["code"])
-    if journal.last("extract") is not None:
-        if client_state["running"]:
+    if journal.last("extract") is not None and client_state["asked"]:
+        # the lease is as old as the client's start; what counts is its end, after which whoever watches is given a chance
+        if client_state["running"] or now - client_state["ended"] <= 20:
             return None
-        if client_state["asked"] and now - client_state["ended"] > 20:
-            return "the extraction ended and nobody brought production back"
+        return "the extraction ended and nobody brought production back"
     if now > document["lease"]["until"]:
         return "nobody went on after step {!r}".format(document["lease"]["step"])
     return None

@@ -265,4 +265,4 @@ def test_a_state_folder_that_may_not_be_read_is_one_message() -> None:
 
         told = as_nobody(work)
     assert told.startswith("1 ") and "Permission denied" in told
-    assert "Next: be root, or the user whom the run belongs to" in told
+    assert "Next: run it as the user that the run belongs to, or as root (sudo)" in told

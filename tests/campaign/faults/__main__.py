@@ -119,7 +119,6 @@ def _work(
     until: float,
 ) -> None:
     """One host plays one cell after the other; a host that is beyond repair is made anew."""
-    folder.mkdir(parents=True)
     host: FaultHost | None = None
     try:
         while not stop.is_set() and time.monotonic() < until:
@@ -132,7 +131,7 @@ def _work(
                 if host is None:
                     host = FaultHost(name, octet, folder, cache)
                     host.up()
-                found = play(host, step, FAULTS[fault]).as_dict()
+                found = play(host, (step, FAULTS[fault])).as_dict()
             except Exception as error:
                 found = {
                     "step": step,
@@ -157,11 +156,12 @@ def _work(
                 )
                 for note in found["notes"]:
                     print(f"    {note}", flush=True)
-            if found["problems"] and host is not None:
+            if host is not None:
                 log = table.REPO / ".local/faults" / f"{step}-{fault}.log".replace(" ", "_").replace("/", "_")
                 log.parent.mkdir(parents=True, exist_ok=True)
                 if host.log.exists():
-                    log.write_text(host.log.read_text())
+                    log.write_text(host.log.read_text() + host.guard_log())
+            if found["problems"] and host is not None:
                 host.down()
                 host = None
     finally:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ SAMPLES = 64
 SETTINGS: dict[str, object] = {
     "hs_operator": "matrix@controller",
     "hs_disk_reserve_gb": 0.01,
-    "hs_controller_patience": 20,
+    "hs_controller_patience": 45,
     "hs_link_patience": 45,
     "hs_stop_timeout": 10,
     "hs_launch_timeout": 150,
@@ -73,72 +74,72 @@ def make_ready(host: FaultHost) -> None:
         host.inside(f"cp -p /var/tmp/pristine.py {host.source}/srt/models/deepseek_v2.py")
 
 
-def play(host: FaultHost, step: str, fault: Fault) -> Result:
-    """Play the cell and judge it."""
+def play(host: FaultHost, *plan: tuple[str, Fault]) -> Result:
+    """Play a run with these faults, each at its step, in the order in which the steps come; judge it."""
     make_ready(host)
-    result = Result(step, fault.name)
-    strike = Strike(host, step)
-    host.settings = ["-e", json.dumps({**SETTINGS, **fault.settings})]
+    result = Result(", ".join(step for step, _ in plan), ", ".join(fault.name for _, fault in plan))
+    strikes = [Strike(host, step, fault.name) for step, fault in plan]
+    settings = {key: word for _, fault in plan for key, word in fault.settings.items()}
+    host.settings = ["-e", json.dumps({**SETTINGS, **settings})]
+    playing = None
     try:
-        if fault.own_play is not None:
-            book, words = fault.own_play(strike)
-            strike.playing = host.begin(book, *words, *host.settings)
-            result.struck = True
-        else:
-            _strike(strike, fault, result)
-        _over(strike, result)
+        own_play = plan[0][1].own_play
+        book, words = own_play(strikes[0]) if own_play else (EXTRACT, ())
+        if plan[0] == ("lock", FAULTS["fails"]):
+            plan[0][1].setup(strikes[0])  # type: ignore[misc]
+        playing = host.begin(book, *words, *host.settings)
+        result.struck = True if own_play else _strike(strikes, plan, playing)
+        _over(strikes, playing, result)
     finally:
-        _mend(strike, result)
-        if strike.playing is not None and strike.playing.poll() is None:
-            os.killpg(strike.playing.pid, signal.SIGKILL)
-            strike.playing.wait()
-    _judge(strike, fault, result)
+        _mend(strikes, result)
+        if playing is not None and playing.poll() is None:
+            os.killpg(playing.pid, signal.SIGKILL)
+            playing.wait()
+    _judge(strikes, result)
     return result
 
 
-def _strike(strike: Strike, fault: Fault, result: Result) -> None:
-    host, step = strike.host, strike.step
-    if fault.name == "fails" and step == "lock":
-        from .faults import _lock_fails
-
-        _lock_fails(strike)
-    strike.playing = host.begin(EXTRACT, *host.settings)
+def _strike(strikes: list[Strike], plan: tuple[tuple[str, Fault], ...], playing: subprocess.Popen[bytes]) -> bool:
+    """Each fault at its moment; whether all the moments came."""
 
     def still() -> bool:
-        return strike.playing is not None and strike.playing.poll() is None
+        return playing.poll() is None
 
-    if fault.setup is not None and step != "lock":
-        earlier = "extract" if step in RESTORE else STEPS[STEPS.index(step) - 1]
-        if moments.wait(host, earlier, still):
-            fault.setup(strike)
-    result.struck = moments.wait(host, step, still)
-    if result.struck:
+    for strike, (step, fault) in zip(strikes, plan, strict=True):
+        strike.playing = playing
+        if fault.setup is not None and step != "lock":
+            earlier = "extract" if step in RESTORE else STEPS[STEPS.index(step) - 1]
+            if moments.wait(strike.host, earlier, still):
+                fault.setup(strike)
+        if not moments.wait(strike.host, step, still):
+            return False
         fault.strike(strike)
+    return True
 
 
-def _over(strike: Strike, result: Result) -> None:
-    """Wait until the run is closed or waits for a person, take the fault away, wait again, and for the controller."""
-    host, playing = strike.host, strike.playing
-    assert playing is not None
+def _over(strikes: list[Strike], playing: subprocess.Popen[bytes], result: Result) -> None:
+    """Wait until the run is closed or waits for a person, take the faults away, wait again, and for the controller."""
+    host, names = strikes[0].host, [strike.fault for strike in strikes]
     begun = time.monotonic()
-    patience = 40.0 if (strike.step, result.fault) == ("lock", "hangs") else PATIENCE
+    # before the journal is there, no lease runs out
+    patience = 40.0 if (strikes[0].step, names[0]) == ("lock", "hangs") else PATIENCE
     while time.monotonic() - begun < patience:
-        if not _open(host) and (playing.poll() is not None or result.fault in ("hangs", "cut")):
+        if not _open(host) and (playing.poll() is not None or "hangs" in names or "cut" in names):
             break
         if moments.begun(host.journal(), "restore", "failed") and playing.poll() is not None:
             break
         time.sleep(0.2)
     if _open(host):
-        result.mended = bool(strike.undo)
-        _mend(strike, result)
+        result.mended = any(strike.undo for strike in strikes)
+        _mend(strikes, result)
         if not host.wait_closed(200):
             code, out = host.play(RESTORE_BOOK, "-e", "hs_take_over=true")
             result.problems.append(f"did not come back by itself; restore.yml by hand: {code}: {_words(out)}")
     result.back = round(time.monotonic() - begun, 1)
-    _mend(strike, result)
+    _mend(strikes, result)
     try:
         result.code = playing.wait(240)
-    except Exception:
+    except subprocess.TimeoutExpired:
         result.problems.append("the controller did not end")
 
 
@@ -146,12 +147,13 @@ def _open(host: FaultHost) -> bool:
     return any((host.disk(STATE) / name).exists() for name in ("journal.json", "lock"))
 
 
-def _mend(strike: Strike, result: Result) -> None:
-    while strike.undo:
-        try:
-            strike.undo.pop()()
-        except Exception as error:
-            result.notes.append(f"mending: {error}")
+def _mend(strikes: list[Strike], result: Result) -> None:
+    for strike in strikes:
+        while strike.undo:
+            try:
+                strike.undo.pop()()
+            except Exception as error:
+                result.notes.append(f"mending: {error}")
 
 
 def _words(out: str) -> str:
@@ -161,9 +163,9 @@ def _words(out: str) -> str:
     return flat[at : at + 400] if at >= 0 else flat[-300:]
 
 
-def _judge(strike: Strike, fault: Fault, result: Result) -> None:
+def _judge(strikes: list[Strike], result: Result) -> None:
     """From outside, over ssh: production, source, files, processes, units, samples; the controller's word; restore.yml changes nothing."""
-    host, problems = strike.host, result.problems
+    host, problems = strikes[0].host, result.problems
     if not result.struck:
         problems.append("the step was never seen at work")
     seen, before = host.look(90), host.before
@@ -173,7 +175,7 @@ def _judge(strike: Strike, fault: Fault, result: Result) -> None:
     for key in ("argv", "environment"):
         if seen["production"][key] != before["production"][key]:
             problems.append(f"production's {key} changed")
-    _judge_tree(strike, seen["tree"], before["tree"], problems)
+    _judge_tree(host, [strike.expect_tree for strike in strikes], seen["tree"], before["tree"], problems)
     for key, told in (("ours", "processes"), ("units", "units")):
         if seen[key]:
             problems.append(f"{told} left: {seen[key]}")
@@ -183,49 +185,46 @@ def _judge(strike: Strike, fault: Fault, result: Result) -> None:
         problems.append(f"files left: {stray}")
     if seen["samples"]["wrong"]:
         problems.append(f"accepted samples that are wrong: {seen['samples']['wrong']}")
-    _judge_code(strike, fault, result)
+    _judge_code(strikes, result)
     code, out = host.play(RESTORE_BOOK, "-e", "hs_operator=matrix@controller")
     changed = re.findall(r"changed=(\d+)", out)
     if code != 0 or changed[-1:] != ["0"]:
         problems.append(f"restore.yml afterwards: status {code}, changed={changed[-1:]}: {_words(out)}")
 
 
-def _judge_tree(strike: Strike, now: dict[str, str], before: dict[str, str], problems: list[str]) -> None:
+def _judge_tree(
+    host: FaultHost, expected: list[str], now: dict[str, str], before: dict[str, str], problems: list[str]
+) -> None:
     wanted = dict(before)
-    if strike.expect_tree:
-        text = (strike.host.tree / "root/var/tmp/pristine.py").read_bytes()
-        text += b"# a note by a colleague\n" if strike.expect_tree == "edited" else b"# the next release\n"
+    for change in filter(None, expected):
+        text = (host.tree / "root/var/tmp/pristine.py").read_bytes()
+        text += b"# a note by a colleague\n" if change == "edited" else b"# the next release\n"
         wanted["srt/models/deepseek_v2.py"] = hashlib.sha256(text).hexdigest()
     other = sorted(name for name in set(now) | set(wanted) if now.get(name) != wanted.get(name))
     if other:
         problems.append(f"the engine's files are not as they must be: {other[:5]}")
 
 
-# starting it in another way need not extract
-PARTIAL = ("tags", "start-at", "check")
+PARTIAL = {"tags", "start-at", "check"}  # starting it in another way need not extract
+HARMLESS = {"cut 20 s", "second", "twice"}  # the run goes on to its good end
 
 
-def _judge_code(strike: Strike, fault: Fault, result: Result) -> None:
+def _judge_code(strikes: list[Strike], result: Result) -> None:
     """Status 0 if and only if the data set is complete; the second operator is told who holds the host."""
-    complete = result.accepted == SAMPLES
-    if result.code == 0 and not complete and fault.name not in PARTIAL:
+    names = {strike.fault for strike in strikes}
+    said = _words(strikes[0].host.log.read_text())
+    if result.code == 0 and result.accepted != SAMPLES and not names & PARTIAL:
         result.problems.append(f"status 0, but {result.accepted} of {SAMPLES} samples")
-    if fault.name in ("cut 20 s", "second", "twice", "shm full", "GPU") and result.code != 0 and result.struck:
-        # shm full and GPU: where the step can go on, it must
-        (result.problems if fault.name in ("cut 20 s", "second", "twice") else result.notes).append(
-            f"status {result.code}: {_words(strike.host.log.read_text())}"
-        )
-    elif result.code not in (0, None):
-        result.notes.append(f"status {result.code}: {_words(strike.host.log.read_text())}")
-    if fault.name == "check" and (result.code != 0 or result.accepted):
-        result.problems.append(f"--check: status {result.code}, {result.accepted} samples")
-    for book, other, log in strike.others:
-        said = " ".join(log.read_text().split())
-        if strike.step in FORWARD:
-            if other.returncode != 2 or "matrix@controller" not in said:
-                result.problems.append(f"the second operator's {book}: {other.returncode}: {_words(said)}")
-        elif other.returncode not in (0, 2):
-            result.problems.append(f"the second operator's {book}: {other.returncode}: {_words(said)}")
+    if result.code not in (0, None) and result.struck:
+        (result.problems if names <= HARMLESS else result.notes).append(f"status {result.code}: {said}")
+    if "check" in names and (result.code != 0 or result.accepted):
+        result.problems.append(f"--check: status {result.code}, {result.accepted} samples: {said}")
+    for strike in strikes:
+        for book, other, log in strike.others:
+            told = " ".join(log.read_text().split())
+            refused = other.returncode == 2 and "matrix@controller" in told
+            if not refused and (strike.step in FORWARD or other.returncode not in (0, 2)):
+                result.problems.append(f"the second operator's {book}: {other.returncode}: {_words(told)}")
 
 
 def named(step: str, fault: str) -> str:

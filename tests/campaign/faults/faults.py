@@ -28,6 +28,7 @@ class Strike:
 
     host: FaultHost
     step: str
+    fault: str
     playing: subprocess.Popen[bytes] | None = None
     undo: list[Callable[[], object]] = field(default_factory=list)
     expect_tree: str = ""  # "edited" or "upgraded": the model file is somebody's new one, and stays so
@@ -106,7 +107,11 @@ def nothing(strike: Strike) -> None:
 
 def _fails_setup(strike: Strike) -> None:
     """What makes the step itself fail when it comes."""
-    if strike.step == "patch":
+    if strike.step == "lock":  # the guard's unit cannot be written: production must not be stopped then
+        folder = "/etc/systemd/system/sglang-hs-guard.service"
+        strike.host.inside(f"mkdir -p {folder}/kept")
+        strike.undo.append(lambda: strike.host.inside(f"rm -rf {folder}"))
+    elif strike.step == "patch":
         strike.read_only(strike.models)
     elif strike.step == "stop":
         strike.unit_setting(UNIT, "Unit", "RefuseManualStop=yes")
@@ -137,13 +142,6 @@ def _fails(strike: Strike) -> None:
             time.sleep(0.2)
         strike.signal_unit(UNIT, "STOP")
         strike.undo.append(lambda: strike.signal_unit(UNIT, "CONT"))
-
-
-def _lock_fails(strike: Strike) -> None:
-    """The guard's unit cannot be written: production must not be stopped then."""
-    folder = "/etc/systemd/system/sglang-hs-guard.service"
-    strike.host.inside(f"mkdir -p {folder}/kept")
-    strike.undo.append(lambda: strike.host.inside(f"rm -rf {folder}"))
 
 
 # -- a step hangs ---------------------------------------------------------------------------------------------------------

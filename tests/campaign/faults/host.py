@@ -112,6 +112,7 @@ class FaultHost:
     def down(self) -> None:
         """Remove every trace of it."""
         self.rig("down", self.name)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- doing something to it -----------------------------------------------------------------------------------
 
@@ -187,6 +188,15 @@ class FaultHost:
         engine = self.cache / "engine"
         return self.tree / "overlay0/root" / Path(self.source).relative_to(engine) / "srt/models/deepseek_v2.py"
 
+    def guard_log(self) -> str:
+        """What systemd and the guard said, for whoever looks for the reason of a red cell."""
+        try:
+            return self.inside(
+                "journalctl --no-pager -o short-precise -n 120 _PID=1 + _SYSTEMD_UNIT=sglang-hs-guard.service"
+            )
+        except RuntimeError as error:
+            return str(error)
+
     # -- looking at it -------------------------------------------------------------------------------------------
 
     def look(self, patience: float = 0.0) -> dict[str, Any]:
@@ -213,6 +223,9 @@ class FaultHost:
                 stdout=handle,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=lambda: signal.signal(
+                    signal.SIGHUP, signal.SIG_DFL
+                ),  # below nohup it is ignored, and stays so
             )
 
     def play(self, book: str, *words: str, timeout: float = 600) -> tuple[int, str]:

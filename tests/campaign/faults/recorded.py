@@ -10,7 +10,6 @@ import os
 import pwd
 import re
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -101,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

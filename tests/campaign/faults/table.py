@@ -23,7 +23,7 @@ only if the data set is complete; `restore.yml` afterwards has changed=0.
 
 The number is the seconds from the blow until production was back and the run closed (or the run went on and was through). **m**: a person
 had to take the fault away first (a stranger is never killed, a full disk never emptied by us); after that the guard, or what the table
-says, brought production back. A dash has its reason below. The leases are shortened for this table (`hs_controller_patience` 20 s
+says, brought production back. A dash has its reason below. The leases are shortened for this table (`hs_controller_patience` 45 s
 instead of 120).
 
 """
