@@ -69,7 +69,9 @@ def svg(found: list[Frame], columns: int, lines: int, longest: float) -> str:
         begun += span
     out.append(f'</style><rect width="100%" height="100%" rx="8" fill="{PAPER}"/>')
     for number, (_, rows) in enumerate(found):
-        out.append(f'<g style="animation-name:f{number}">')
+        # where nothing is animated the last one is shown
+        shown = ";visibility:visible" if number == len(found) - 1 else ""
+        out.append(f'<g style="animation-name:f{number}{shown}">')
         for row, cells in enumerate(rows):
             if cells:
                 out.append(f'<text x="{MARGIN}" y="{MARGIN + (row + 1) * HEIGHT - 4}">{"".join(_runs(cells))}</text>')
