@@ -19,7 +19,8 @@ name: hs_story
 type: stdout
 short_description: Ansible's output, with failures as messages
 description:
-  - As ansible.builtin.default, but a task that failed with a message of its own shows the message, and a wrong role argument what is wrong.
+  - As ansible.builtin.default, but a task that failed with a message of its own shows the message, and a wrong role argument what is wrong;
+    right ones are not mentioned.
   - Verbosity 1 and more shows everything.
 extends_documentation_fragment:
   - default_callback
@@ -85,6 +86,11 @@ class CallbackModule(Default):
         task = self._started.get(uuid)
         if task is not None and self._last_task_banner != uuid:
             self._print_task_banner(task)
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """A task that went well. That a role's arguments are of their types goes without saying."""
+        if self._display.verbosity > 0 or result.task.action not in SPEC:
+            super().v2_runner_on_ok(result)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A failed task."""
