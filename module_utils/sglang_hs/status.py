@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import fsio, procs, production, restore, server, source_edit, watching
 from .errors import HsError
 from .jobs import Job
-from .journal import Journal, Paths, boot_id
+from .journal import Journal, Paths, boot_id, closed_runs
 
 TIMER = "sglang-hs-guard.timer"
 
@@ -19,7 +19,7 @@ TIMER = "sglang-hs-guard.timer"
 def look(state_dir: str) -> Dict[str, Any]:
     """Read only; nothing is locked. Times are unix times.
 
-    {state_dir, open, run_id, operator, opened, deadline, restore_by, other_boot, restoring, lease, steps, step, server, client, progress
+    {state_dir, open, last {run_id, operator, at, why, result} (where none is open), run_id, operator, opened, deadline, restore_by, other_boot, restoring, lease, steps, step, server, client, progress
     (the line of the watching), guard {kind, alive, detail}, restore {at_work, tries, most, failed, failures, retry_at, log}, production
     {how, expected, healthy, reason, log}, edited (paths), sources [{path, state}], lock, situation, next}. What is of a run is absent
     where none is open.
@@ -45,6 +45,8 @@ def look(state_dir: str) -> Dict[str, Any]:
         }
     if journal is not None:
         found.update(_run(journal))
+    elif there:
+        found["last"] = _last(paths)
     found["situation"], found["next"] = _situation(found)
     return found
 
@@ -63,6 +65,22 @@ def _sources(paths: Paths, journal: Optional[Journal]) -> List[Dict[str, Any]]:
             state = "unreadable: {}".format(str(error).split("\n")[0])
         seen.append({"path": path, "state": state})
     return seen
+
+
+def _last(paths: Paths) -> Optional[Dict[str, Any]]:
+    """The run that was closed last; None where there was none."""
+    closed = [document for document in closed_runs(paths) if "closed" in document]
+    if not closed:
+        return None
+    document = max(closed, key=lambda one: float(one["closed"]["at"]))
+    result = fsio.read_json(paths.run(document["run_id"]) / "result.json") or {}
+    return {
+        "run_id": document["run_id"],
+        "operator": document["operator"],
+        "at": document["closed"]["at"],
+        "why": document["closed"]["why"],
+        "result": result.get("message", "no sample was asked for"),
+    }
 
 
 def _run(journal: Journal) -> Dict[str, Any]:
@@ -232,6 +250,13 @@ def lines(found: Dict[str, Any]) -> List[str]:
         said += _run_lines(found)
     else:
         said.append("no run is open" + ("; a restore is at work" if found["restore"]["at_work"] else ""))
+        last = found.get("last")
+        if last:
+            said.append(
+                "last run: {} of {}, closed {} ({}): {}".format(
+                    last["run_id"], last["operator"], _clock(last["at"]), last["why"], last["result"]
+                )
+            )
         if found["lock"]:
             said.append("lock: left by a run that died before it began")
     if found.get("production"):

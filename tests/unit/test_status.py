@@ -208,6 +208,18 @@ def test_a_restore_that_failed_says_what_to_read_and_who_tries_again(place: Plac
     assert "nobody tries again by himself" in look(place)[0]["next"]
 
 
+def test_idle_tells_of_the_last_run(place: Place, journal: Journal) -> None:
+    fsio.write_json(
+        journal.folder / "result.json", {"outcome": "window", "message": "the window closed: 40 of 64 samples"}
+    )
+    fsio.write_json(journal.paths.production, record(place, "stopped"))
+    journal.close("restored", "the run failed")
+    found, text = look(place)
+    assert (found["situation"], found["last"]["run_id"]) == ("idle", journal.run_id)
+    assert f"last run: {journal.run_id} of me@laptop, closed " in text
+    assert "(the run failed): the window closed: 40 of 64 samples" in text
+
+
 def idle(place: Place) -> None:
     for name in ("journal.json", "lock"):
         (place.root / "state" / name).unlink()
