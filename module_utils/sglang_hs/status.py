@@ -19,7 +19,8 @@ TIMER = "sglang-hs-guard.timer"
 def look(state_dir: str) -> Dict[str, Any]:
     """Read only; nothing is locked. Times are unix times.
 
-    {state_dir, open, last {run_id, operator, at, why, result} (where none is open), run_id, operator, opened, deadline, restore_by, other_boot, restoring, lease, steps, step, server, client, progress
+    {state_dir, open, last {run_id, operator, at, why, result} (where none is open),
+    run_id, operator, opened, deadline, restore_by, other_boot, restoring, lease, steps, step, server, client, progress
     (the line of the watching), guard {kind, alive, detail}, restore {at_work, tries, most, failed, failures, retry_at, log}, production
     {how, expected, healthy, reason, log}, edited (paths), sources [{path, state}], lock, situation, next}. What is of a run is absent
     where none is open.
