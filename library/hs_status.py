@@ -26,7 +26,8 @@ EXAMPLES = r"""
 RETURN = r"""
 status:
   description: >-
-    open, last (run_id, operator, at, why, result; where none is open), run_id, operator, opened, deadline, restore_by (unix times), other_boot, restoring, lease, steps, step, server, client, progress,
+    open, last (run_id, operator, at, why, result; where none is open),
+    run_id, operator, opened, deadline, restore_by (unix times), other_boot, restoring, lease, steps, step, server, client, progress,
     guard (kind, alive, detail), restore (at_work, tries, most, failed, failures, retry_at, log), production (how, expected, healthy,
     reason, log), edited (paths), sources (path, state), lock, situation (a word), next.
   type: dict
