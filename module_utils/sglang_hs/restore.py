@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import fsio, procs, production, server, shm, source_edit, spawn, steps
+from . import ending, fsio, procs, production, server, shm, source_edit, spawn, steps
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id
@@ -485,7 +485,7 @@ def outcome(state_dir: str) -> Dict[str, Any]:
         return {"finished": False, "failed": False, "line": "{} {}".format(last["step"], last["state"]), "lines": []}
     if journal is None:
         return {"finished": True, "failed": False, "line": "the run is closed", "lines": ["the run is closed"]}
-    last_words = " | ".join(spawn.last_lines(paths.state / "restore.log", 4))
+    last_words = " | ".join(ending.last_lines(paths.state / "restore.log", 4))
     return {
         "finished": True,
         "failed": True,
