@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, Mapping, Optional
+from typing import AbstractSet, Any, Dict, Iterator, Mapping, Optional
 
 from . import command, fsio, procs, production, secrets, server, shm, source_edit, spawn
 from .errors import HsError
@@ -18,6 +18,7 @@ from .jobs import UNITS, Job
 from .journal import Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
+TURN = 30.0  # seconds that a step waits for the one before it
 SEGMENTS = "server.shm.json"
 DUMP_FILES = (".client.lock", "every_rank")
 
@@ -37,7 +38,7 @@ def begin(
     """
     paths = Paths(state_dir)
     paths.make()
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = Journal.load(paths)
         attached = journal is not None
         if journal is not None:
@@ -114,18 +115,38 @@ def forward(paths: Paths, run_id: str) -> Journal:
     """The open run, if it may go forward."""
     journal = Journal.require(paths, run_id)
     if journal.restoring:
-        raise HsError(
-            "a restore of run {} has begun; no step goes forward any more".format(run_id),
-            "production, which is on its way back",
-            "wait for the restore, then start playbooks/extract.yml again",
-        )
+        raise being_restored(journal)
     return journal
+
+
+def being_restored(journal: Journal) -> HsError:
+    """What a forward step says that comes too late; with the restore's own reason, which may be that the window closed."""
+    why = [record["detail"] for record in journal.document["steps"] if record["step"] == "restore"]
+    return HsError(
+        "a restore of run {} has begun ({}); no step goes forward any more".format(journal.run_id, why[0]),
+        "production, which is on its way back",
+        "wait for the restore, then start playbooks/extract.yml again",
+    )
+
+
+@contextlib.contextmanager
+def turn(paths: Paths) -> Iterator[None]:
+    """Hold the steps' mutex. Raises HsError with the reason of a restore that holds it: that takes as long as production loads."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(fsio.mutex(paths.mutex, TURN))
+        except HsError:
+            journal = Journal.load(paths)
+            if journal is not None and journal.restoring:
+                raise being_restored(journal) from None
+            raise
+        yield
 
 
 def note(state_dir: str, run_id: str, step: str, state: str, detail: str, lease: float) -> None:
     """A record for a step that Ansible itself does (the edit)."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         forward(paths, run_id).record(step, state, detail, lease)
 
 
@@ -143,7 +164,7 @@ def production_record(paths: Paths) -> Dict[str, Any]:
 def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
     """Stop production. {changed, said}."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = forward(paths, run_id)
         settings = journal.settings
         record = production_record(paths)
@@ -171,7 +192,7 @@ def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
 def launch(state_dir: str, run_id: str) -> Dict[str, Any]:
     """Start the extraction server and let go; :func:`progress` tells when it is ready. {changed, said}."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = forward(paths, run_id)
         settings = journal.settings
         record = production_record(paths)
@@ -236,7 +257,7 @@ def clear_dumps(folder: Path) -> bool:
 def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
     """Start the client (canary first, then the data) and let go. {changed, said}."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = forward(paths, run_id)
         if journal.last("launch") != "done":
             raise HsError(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import fsio, procs, watching
+from sglang_hs import fsio, procs, steps, watching
+from sglang_hs.errors import HsError
 from sglang_hs.journal import Journal, Paths
 
 MEASURED: dict[str, Any] = {
@@ -133,3 +134,26 @@ def test_a_launch_that_takes_too_long_says_where_it_was(launched: Journal) -> No
     assert found["line"].startswith(
         "not ready after 300 s (hs_launch_timeout); it was at: launch: loading weights: 37 % (shard 23 of 62) | "
     )
+
+
+def test_a_data_set_that_is_through_is_no_failure_because_the_guard_was_faster(launched: Journal) -> None:
+    """Whoever watches was late: the guard brings production back already, then it has."""
+    state = str(launched.paths.state)
+    launched.record("extract", "begun")
+    fsio.write_json(launched.folder / "result.json", {"outcome": "complete", "message": "64 of 64 samples"})
+    launched.record("restore", "begun", "guard: the extraction ended and nobody brought production back")
+    with fsio.mutex(launched.paths.mutex):
+        found = watching.progress(state, launched.run_id, "extract")
+    assert (found["finished"], found["failed"], found["line"]) == (True, False, "64 of 64 samples")
+    launched.close("restored", "guard")
+    assert watching.progress(state, launched.run_id, "extract")["failed"] is False
+
+
+def test_a_step_that_comes_after_the_windows_end_says_that(launched: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "TURN", 0.2)
+    state = str(launched.paths.state)
+    launched.record("restore", "begun", "guard: the window closed")
+    with pytest.raises(HsError, match=r"has begun \(guard: the window closed\)"):
+        watching.progress(state, launched.run_id, "extract")
+    with fsio.mutex(launched.paths.mutex), pytest.raises(HsError, match=r"has begun \(guard: the window closed\)"):
+        steps.note(state, launched.run_id, "patch", "begun", "", 0)
