@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs_session import docs_text
+from docs_run import docs_text
 from local_host import CACHE, REPO
 from trainers import PYTHON, folder
 

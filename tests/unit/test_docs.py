@@ -18,7 +18,7 @@ sys.path.insert(0, str(REPO / "tests"))
 
 import docs_text  # noqa: E402
 
-SESSIONS = sorted((REPO / "tests/e2e").glob("test_7_docs*.py")) + [REPO / "tests/e2e/test_7_night.py"]
+TESTS = sorted((REPO / "tests/e2e").glob("test_7_docs*.py")) + [REPO / "tests/e2e/test_7_night.py"]
 LISTED: list[dict[str, str]] = yaml.safe_load((REPO / "tests/docs.yml").read_text())
 PRINTED = {command.text: command for command in docs_text.commands()}
 # output that a page shows as it comes
@@ -28,7 +28,7 @@ SHOWN = {"demo: 64 samples in .../.local/samples; production answers; engine sou
 def run_by_tests() -> set[str]:
     """The commands that the tests of the pages hand to doc() or good(), as whole literals."""
     found = set()
-    for path in SESSIONS:
+    for path in TESTS:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
                 "doc",

@@ -19,7 +19,7 @@ ROWS = 8
 
 
 @dataclass
-class Session:
+class Pages:
     """``extra``: what every playbook gets with -e; ``output``: what /data/hidden-states stands for."""
 
     host: Host
@@ -46,14 +46,20 @@ class Session:
         return text
 
     def doc(
-        self, text: str, extra: dict[str, Any] | None = None, env: dict[str, str] | None = None, **fill: Any
+        self,
+        text: str,
+        extra: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+        check: bool = False,
+        **fill: Any,
     ) -> Played:
-        """Run a command that a page prints, to its end; ``fill``: words in capitals, filled in."""
+        """Run a command that a page prints, to its end; ``fill``: words in capitals, filled in; ``check``: only up to what it would do."""
         assert text in {command.text for command in docs_text.commands()}, f"no page prints {text}"
         words = self.replaced(text)
         for name, value in fill.items():
             words = words.replace(name, str(value))
         if docs_text.program(text) == "ansible-playbook":
+            words += " --check" if check else ""
             words += f" -e '{json.dumps({**self.extra, **(extra or {})})}'"
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", words],
@@ -84,3 +90,21 @@ def few_rows(folder: Path, count: int = ROWS) -> Path:
     lines = (CACHE / "engine/dataset.jsonl").read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:count]))
     return path
+
+
+def told(host: Host, extra: dict[str, Any]) -> tuple[Played, dict[str, Any]]:
+    """Run the play that tags.md prints after extract.yml, which also writes hs_result down; the fact."""
+    book, out = host.folder / "tell.yml", host.folder / "result.json"
+    text = docs_text.block("playbooks/tell.yml").replace(
+        "import_playbook: extract.yml", f"import_playbook: {REPO}/playbooks/extract.yml"
+    )
+    text += (
+        "\n    - name: Write it down\n      ansible.builtin.copy:\n"
+        f'        content: "{{{{ hs_result | to_json }}}}"\n        dest: "{out}"\n        mode: "0600"\n'
+    )
+    book.write_text(text)
+    words = [host.command("extract")[0], str(book), "-i", "inventory/local", "-e", json.dumps(extra)]
+    done = subprocess.run(
+        words, cwd=REPO, env=host.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
+    )
+    return Played(done.returncode, done.stdout), json.loads(out.read_text()) if out.exists() else {}
