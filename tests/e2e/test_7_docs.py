@@ -125,7 +125,7 @@ def test_tags(pages: Pages) -> None:
         "ansible-playbook playbooks/extract.yml -i inventory/rtx6000bw --tags patch", changed=True, extra=work
     )
     assert "TASK [backup_and_patch : Back up the engine's source and edit it]" in said
-    assert "TASK [stop_server" not in said and "TASK [run_extraction" not in said
+    assert "TASK [stop_server : Stop production]" not in said and "TASK [run_extraction : Start" not in said
     assert pages.host.production().pid == pid
     pages.host.assert_back(before)
     said = pages.good(
