@@ -105,12 +105,16 @@ def test_production_s_port_is_held_when_it_shall_come_back(pages: Pages, before:
     pages.good("ansible-playbook playbooks/restore.yml -i inventory/rtx6000bw", changed=False)
 
 
-def test_somebody_started_production_by_hand_during_the_run(pages: Pages, before: dict[str, Any]) -> None:
-    left_alone(pages, "launch")
+def test_another_s_run_is_not_ended_unasked_and_production_started_by_hand_is_left_alone(
+    pages: Pages, before: dict[str, Any]
+) -> None:
+    left_alone(pages, "launch", hs_operator="ann@elsewhere")
+    refused = pages.doc("ansible-playbook playbooks/restore.yml -i inventory/rtx6000bw")
+    assert refused.code == 2 and "another operator's run is at work on this host: ann@elsewhere" in flat(refused)
     pages.host.wait_for("the free port", lambda: procs.port_free(pages.host.port))
     pages.host.start_production()
     pid = pages.host.production().pid
-    pages.good("ansible-playbook playbooks/restore.yml -i inventory/rtx6000bw")
+    pages.good("ansible-playbook playbooks/restore.yml -i inventory/rtx6000bw -e hs_take_over=true")
     assert pages.host.production().pid == pid
     assert pages.host.signature()["source"] == before["source"]
     pages.host.assert_nothing_runs()
