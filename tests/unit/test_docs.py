@@ -50,6 +50,12 @@ def test_no_test_and_no_reason_outlives_its_command() -> None:
     assert stale == []
 
 
+def test_the_index_names_every_replacement_that_the_tests_make() -> None:
+    made = re.findall(r'(?m)^            \("([^"]+)", ', (REPO / "tests/e2e/docs_run.py").read_text())
+    told = re.findall(r"(?m)^\| `([^`]+)` \| ", (REPO / "docs/README.md").read_text())
+    assert sorted(made) == sorted(told) != []
+
+
 def test_every_reason_is_one_and_every_other_test_exists() -> None:
     for entry in LISTED:
         assert ("by" in entry) != ("why" in entry), entry
