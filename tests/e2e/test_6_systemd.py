@@ -1,10 +1,8 @@
-"""A real systemd host over real ssh, and what its timer, its boot and its jobs must survive: no controller, no link, no power."""
+"""A real systemd host over real ssh, and the users that come to it: one with sudo, one without. (Faults: test_9_fault_matrix.)"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -141,16 +139,6 @@ def remote(host: Host) -> Iterator[Remote]:
             molecule("destroy")
 
 
-def test_kill_9_of_the_controller_the_timer_brings_production_back(remote: Remote) -> None:
-    playing = remote.begin()
-    remote.seen("the client starts")
-    os.killpg(playing.pid, signal.SIGKILL)
-    playing.wait()
-    assert remote.back() == "guard: the extraction ended and nobody brought production back"
-    remote.assert_as_before()
-    assert remote.samples() == 64
-
-
 def test_a_link_that_is_cut_for_a_while_is_waited_out_also_by_a_user_with_sudo(remote: Remote) -> None:
     remote.shell(OP + SUDO)
     playing = remote.begin(*AS_OP, "-e", "ansible_become=true")
@@ -204,13 +192,3 @@ def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote)
         assert (code, "changed=0" in out) == (0, True), out
     finally:
         remote.shell(f"pkill -u op -f -- '--port 30100' || true; chown root {words}")
-
-
-def test_a_power_cut_the_boot_brings_production_back(remote: Remote) -> None:
-    playing = remote.begin()
-    remote.seen("loading (0")
-    os.killpg(playing.pid, signal.SIGKILL)
-    playing.wait()
-    remote.rig("reboot", "--hard", NAME)
-    assert remote.back() == "guard: the host was rebooted during the run"
-    remote.assert_as_before()
