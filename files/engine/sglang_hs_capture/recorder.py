@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 
@@ -16,7 +16,7 @@ from . import engine, forwards
 from .buffers import Pool, Slot
 from .exchange import Exchange
 from .settings import Settings
-from .tensorfile import NAMES, Buffer, as_bytes, checksum, header
+from .tensorfile import NAMES, Buffer, as_bytes, header
 from .writer import Dump, Job, Writer
 
 log = logging.getLogger("sglang_hs_capture")
@@ -214,8 +214,10 @@ class Recorder:
             recording.problem = "{} is {}, the model's type is {}".format(what, state.dtype, self.dtype)
         return recording.problem is None
 
-    def _pieces(self, recording: Recording, sequence: forwards.Sequence, per_rank: bool) -> List[Buffer]:
-        """Header and bytes of one sequence's file; called by the writer's thread once the slot is in host memory."""
+    def _pieces(
+        self, recording: Recording, sequence: forwards.Sequence, per_rank: bool
+    ) -> Tuple[Callable[[str], bytes], List[Buffer]]:
+        """One sequence's file: its header, given the data's checksum, and its data. Called by the writer's thread, once the slot is in host memory."""
         assert recording.slot is not None
         host = as_bytes(recording.slot.host[: recording.size])
         row = self.hidden_size * self.dtype.itemsize  # bytes of one state of one token
@@ -240,7 +242,7 @@ class Recorder:
         if per_rank and all(("input", boundary) in recording.seen for boundary in self.settings.boundaries):
             inputs = [part(offset + index * rows * row, row) for index in range(count)]
             add("attention_input", [count, length, self.hidden_size], inputs)
-        return [header(tensors, self._metadata(sequence, checksum(pieces))), *pieces]
+        return lambda crc32: header(tensors, self._metadata(sequence, crc32)), pieces
 
     def _metadata(self, sequence: forwards.Sequence, crc32: str) -> Dict[str, str]:
         return {

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from sglang_hs.fsio import sync_folder, write_json
 
-from .dumpfile import Expected, check_data, check_header, file_sha256
+from .dumpfile import Expected, check_data, check_header, same_bytes
 from .exchange import lock, remove
 from .faults import OutputFault, SampleFault
 
@@ -78,7 +78,7 @@ class Output:
                 part = final.with_name(".{}.part".format(final.name))
                 try:
                     total = check_data(dump, header, ids, copy_to=part)
-                    if file_sha256(part) != total:
+                    if not same_bytes(dump, part):
                         raise SampleFault(
                             "the copy of the dump in {} differs from the dump: a failing disk?".format(self.folder)
                         )
