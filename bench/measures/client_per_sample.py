@@ -28,7 +28,8 @@ def run(place: Place) -> Iterator[Figure]:
     peaks: dict[int, float] = {}
     for rows in (FEW, MANY):
         folder = place.disk / str(rows)
-        scale.prepare(folder, rows, LEFT)
+        (place.memory / str(rows)).mkdir()
+        scale.prepare(folder, place.memory / str(rows), rows, LEFT)
         marks, peaks[rows] = scale.measure(folder, "work")
         times = list(marks.values())
         spent[rows] = [

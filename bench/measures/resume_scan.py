@@ -22,7 +22,7 @@ def run(place: Place) -> Iterator[Figure]:
     from bench import scale
 
     folder = place.disk / "million"
-    scale.prepare(folder, ROWS, 1)
+    scale.prepare(folder, place.memory, ROWS, 1)
     looked, started = [], []
     for _ in range(REPEATS):
         seconds, _ = scale.measure(folder, "scan")

@@ -9,6 +9,7 @@ data-*.arrow, dataset_info.json, state.json   once complete, where pyarrow is: t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -95,7 +96,8 @@ class Output:
     def release(self, idx: int) -> None:
         """The sample is there now: what an earlier attempt left in quarantine is of no use any more."""
         for suffix in ("json", "safetensors"):
-            remove(self.folder / "quarantine" / "hs_{}.{}".format(idx, suffix))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink("{}/quarantine/hs_{}.{}".format(self.folder, idx, suffix))
 
     def share(self, source: str, idx: int) -> str:
         """Give sample ``idx`` the bytes of the finished file ``source`` (relative): a hard link, or a copy where there are none."""
