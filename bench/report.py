@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +106,17 @@ def machine() -> str:
 
 def document(rows: Sequence[Row]) -> None:
     """Write docs/performance.md."""
+    DOCUMENT.write_text(page(rows, machine()))
+
+
+def machine_of(text: str) -> str:
+    """The machine that a page names."""
+    found = re.search(r"^Measured on (.*), without a GPU\.$", text, re.M)
+    return found.group(1) if found else ""
+
+
+def page(rows: Sequence[Row], where: str) -> str:
+    """docs/performance.md. where: the machine that was measured on."""
     parts = []
     for key, module in measures().items():
         mine = [row for row in rows if key_of(row) == key]
@@ -119,4 +131,4 @@ def document(rows: Sequence[Row]) -> None:
         keep_trailing_newline=True,
     )
     frame.globals.update(number=number, verdict=verdict, cells=cells)
-    DOCUMENT.write_text(frame.from_string(TEMPLATE.read_text()).render(parts=parts, machine=machine(), noise=NOISE))
+    return frame.from_string(TEMPLATE.read_text()).render(parts=parts, machine=where, noise=NOISE)

@@ -57,7 +57,7 @@ class Server(rig.Rig):
 
     @property
     def times(self) -> Path:
-        """What bench/engine_times.py writes."""
+        """What bench/inside/engine_times.py writes."""
         return self.folder / "times.log"
 
     def start(self, fresh: bool = True) -> None:
@@ -74,7 +74,7 @@ class Server(rig.Rig):
             settings = {"dump_dir": self.dumps, "boundaries": self.boundaries, "final": "pre_norm"}
             env.update(command.environment(settings, str(self.lib), env))
         env.update(SGL_CPU_EXTRA="engine_times", SGL_BENCH_LOG=str(self.times), **self.settings)
-        env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'bench'}"
+        env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'bench/inside'}"
         self.folder.mkdir(parents=True, exist_ok=True)
         steps.dump_folder(self.dumps, os.geteuid(), os.getegid())
         with open(self.log, "ab") as log:

@@ -33,12 +33,13 @@ def time_idleness(scheduler_class: Any, log: Any) -> None:
     since: list[float] = []
 
     def get_next_batch_to_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = inner(self, *args, **kwargs)
+        plan = inner(self, *args, **kwargs)
+        batch = getattr(plan, "batch_to_run", plan)  # newer releases wrap it
         if batch is None and not since:
             since.append(time.monotonic())
         elif batch is not None and since:
             log.write(f"idle {since.pop():.6f} {time.monotonic():.6f}\n")
-        return batch
+        return plan
 
     scheduler_class.get_next_batch_to_run = get_next_batch_to_run
 
