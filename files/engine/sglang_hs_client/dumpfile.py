@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import zlib
 from array import array
@@ -51,9 +52,9 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """The header of a safetensors file; SampleFault where it is not whole."""
-    size = os.stat(str(path)).st_size
     try:
-        with path.open("rb") as handle:
+        with path.open("rb", buffering=0) as handle:
+            size = os.fstat(handle.fileno()).st_size
             length = int.from_bytes(handle.read(8), "little")
             if not 2 <= length <= min(size - 8, 1 << 24):
                 raise ValueError("header length {} in a file of {} bytes".format(length, size))
@@ -164,9 +165,8 @@ def _look(values: torch.Tensor) -> Tuple[bool, bool]:
 
     The least and the greatest value are not finite if any is: an infinity is one of them, and a NaN goes before every number.
     """
-    least, greatest = torch.aminmax(values)
-    ends = torch.stack((least, greatest))
-    return bool(torch.isfinite(ends).all()), bool(ends.any())
+    least, greatest = (float(end) for end in torch.aminmax(values))
+    return math.isfinite(least) and math.isfinite(greatest), bool(least or greatest)
 
 
 @contextlib.contextmanager
