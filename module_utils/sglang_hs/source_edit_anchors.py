@@ -335,19 +335,16 @@ def same_but_inserted(before: ast.AST, after: ast.AST, inserted: Sequence[Tuple[
 
 
 def _only_moved(old: Any, new: Any, inserted: Sequence[Tuple[int, int]]) -> bool:
-    """Whether a statement at the left margin begins and ends where it did, with no inserted line in it: then it is the same text, so the same tree."""
+    """Whether a statement at the left margin has moved down by the lines inserted above it, whole: then it is the same text, so the same tree.
+
+    One with an inserted line in it ends further down than that.
+    """
     if not isinstance(new, ast.stmt) or type(old) is not type(new) or old.col_offset or new.col_offset:
         return False
     first = min([new.lineno] + [each.lineno for each in getattr(new, "decorator_list", [])])
-    last = new.end_lineno or 0
-    if any(begin <= last and first <= end for begin, end in inserted):
-        return False
     moved = sum(end - begin + 1 for begin, end in inserted if end < first)
-    return (old.lineno + moved, (old.end_lineno or 0) + moved, old.end_col_offset) == (
-        new.lineno,
-        last,
-        new.end_col_offset,
-    )
+    where = (new.lineno, new.end_lineno, new.end_col_offset)
+    return where == (old.lineno + moved, (old.end_lineno or 0) + moved, old.end_col_offset)
 
 
 def _lies_in(node: Any, ranges: Sequence[Tuple[int, int]]) -> bool:
