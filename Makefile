@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test lint unit compat compat-real kills bench bench-gpu clean
+.PHONY: help demo demo-stop test lint unit compat compat-real kills faults bench bench-gpu clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,11 @@ COUNT ?= 200
 kills: $(VENV)/stamp ## kill -9 of client, scheduler and server at COUNT=200 random moments; SEED=n plays the same again
 	@HS_CACHE=$${HS_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/sglang-hidden-states} \
 	  $(VENV)/bin/python tests/campaign/kills.py --count $(COUNT) $(if $(SEED),--seed $(SEED))
+
+HOSTS ?= 2
+faults: $(VENV)/stamp ## The fault matrix: each step x whatever can go wrong, on HOSTS=2 real systemd hosts; resumable (hours); ONLY="stop:SIGKILL :reboot"
+	@HS_CACHE=$${HS_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/sglang-hidden-states} \
+	  $(VENV)/bin/python -m tests.campaign.faults --hosts $(HOSTS) $(if $(ONLY),--only $(ONLY))
 
 clean: ## Remove what was made here (the engine's cache stays; it is shared between checkouts)
 	@if [ -e $(VENV)/stamp ]; then $(MAKE) --no-print-directory demo-stop; fi

@@ -15,7 +15,10 @@ options:
   step: {description: Name of the step., type: str, required: true}
   state: {description: What to record., type: str, choices: [begun, done], required: true}
   detail: {description: One line for a person., type: str, default: ''}
-  lease: {description: Seconds within which the next record comes; past them the guard restores., type: int, default: 300}
+  lease:
+    description: Seconds within which the next record comes; past them the guard restores. 0 - the run's own patience.
+    type: int
+    default: 0
 attributes:
   check_mode: {support: full, description: Writes nothing.}
 author: sglang-hidden-states contributors
@@ -56,7 +59,7 @@ def main() -> None:
             "step": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["begun", "done"], "required": True},
             "detail": {"type": "str", "default": ""},
-            "lease": {"type": "int", "default": 300},
+            "lease": {"type": "int", "default": 0},
         },
         work,
     )

@@ -13,6 +13,8 @@ description:
 options:
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   run_id: {description: Restore only if this run is the open one; empty - whichever is., type: str, default: ''}
+  operator: {description: Who asks; without a run_id a run of another operator that is at work is not ended., type: str, default: ''}
+  take_over: {description: End another operator's run all the same., type: bool, default: false}
   why: {description: The reason, for the journal., type: str, default: asked for by the operator}
 attributes:
   check_mode: {support: full, description: Says which run is open.}
@@ -43,6 +45,8 @@ def work(module: AnsibleModule) -> dict:
     if module.check_mode:
         line = "would restore the run of {}".format(open_run["holder"]) if open_run else "no run is open"
         return {"changed": bool(open_run), "finished": True, "lines": [line]}
+    if open_run and not given["run_id"]:
+        restore.may_end(given["state_dir"], given["operator"], given["take_over"])
     if open_run and (not given["run_id"] or open_run["run_id"] == given["run_id"]):
         restore.start_detached(given["state_dir"], given["why"], given["run_id"])
         return {"changed": False, "finished": False, "lines": ["restoring the run of {}".format(open_run["holder"])]}
@@ -58,6 +62,8 @@ def main() -> None:
         {
             "state_dir": {"type": "path", "required": True},
             "run_id": {"type": "str", "default": ""},
+            "operator": {"type": "str", "default": ""},
+            "take_over": {"type": "bool", "default": False},
             "why": {"type": "str", "default": "asked for by the operator"},
         },
         work,

@@ -6,6 +6,7 @@ Exit status of ``restore``: 0 production is as it was, 1 it is not (the last lin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -52,6 +53,14 @@ def main(words: Optional[List[str]] = None) -> int:
     except HsError as error:
         print(error, file=sys.stderr)
         return 1
+    except PermissionError as error:
+        print(
+            "{}\nLeft as it was: everything\nNext: run it as the user that the run belongs to, or as root (sudo)".format(
+                error
+            ),
+            file=sys.stderr,
+        )
+        return 1
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -76,7 +85,10 @@ def _run(given: argparse.Namespace) -> int:
     report = restore.restore(given.state_dir, given.why, given.run_id)
     document = dict(report.as_dict(), seconds=round(time.time() - begun, 1), pid=os.getpid())
     if given.report:
-        fsio.write_json(Path(given.report), document)
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk: whoever waits for it sees the journal, and that this has ended
+            fsio.write_json(Path(given.report), document)
     if given.json:
         print(json.dumps(document))
     else:

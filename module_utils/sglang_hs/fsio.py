@@ -62,8 +62,11 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def mutex(path: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold an exclusive flock on ``path`` (it dies with its holder); wait up to ``patience`` seconds for it."""
+def mutex(path: Path, patience: float = 0.0, holder: str = "") -> Iterator[None]:
+    """Hold an exclusive flock on ``path`` (it dies with its holder); wait up to ``patience`` seconds for it.
+
+    ``holder``: written into the file while it is held, for whoever finds it held.
+    """
     end = time.monotonic() + patience
     fd = os.open(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -79,6 +82,19 @@ def mutex(path: Path, patience: float = 0.0) -> Iterator[None]:
                         "wait for it to end, then try again",
                     ) from None
                 time.sleep(0.1)
+        if holder:
+            with contextlib.suppress(OSError):  # a full disk; then nobody learns who holds it
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, holder.encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+def held(path: Path) -> bool:
+    """Whether somebody holds the :func:`mutex` on ``path`` at this moment."""
+    try:
+        with mutex(path):
+            return False
+    except HsError:
+        return True

@@ -6,6 +6,7 @@ only waits for it and writes down how it ended.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -32,7 +33,7 @@ class Job:
         self.state_file = folder / (name + ".state.json")
         self.log = folder / (name + ".log")
         self.environment_file = folder / (name + ".env")
-        self.systemd = production.has_systemd()
+        self.systemd = production.has_units()
 
     def prepare(self, spec: Mapping[str, Any]) -> None:
         """Write what the job is started from: argv, env, cwd, uid, gid, groups. 0600, the environment holds secrets."""
@@ -84,7 +85,7 @@ class Job:
                 status = int(show.get("ExecMainStatus", "1"))
                 code = status if show.get("ExecMainCode") == "1" else 128 + status
             found = dict(found, ended=float(stamp) if stamp.isdigit() else time.time(), code=code)
-            fsio.write_json(self.state_file, found)
+            self._keep(found)
         return {"asked": True, "running": False, "pid": None, "code": found["code"], "ended": found["ended"]}
 
     def _session_state(self) -> Dict[str, Any]:
@@ -108,7 +109,7 @@ class Job:
                 running = True  # ended this very moment; its supervisor is about to write so
             else:
                 ended, code = time.time(), 137  # killed together with its supervisor
-                fsio.write_json(self.state_file, dict(found, ended=ended, code=code))
+                self._keep(dict(found, ended=ended, code=code))
         return {
             "asked": True,
             "running": running,
@@ -116,6 +117,11 @@ class Job:
             "code": None if running else code,
             "ended": None if running else ended,
         }
+
+    def _keep(self, found: Mapping[str, Any]) -> None:
+        """Write an end down. On a full disk it is not: whoever only asks how the job is doing must get an answer all the same."""
+        with contextlib.suppress(OSError):
+            fsio.write_json(self.state_file, dict(found))
 
     def members(self) -> List[procs.Process]:
         """Living processes of the job; without systemd the main process first."""
@@ -139,7 +145,13 @@ class Job:
         if self.systemd:
             if not self._unit_state()["running"]:
                 return False
-            production.run(["systemctl", "stop", self.unit], patience + 90)
+            try:
+                production.run(["systemctl", "stop", self.unit], patience + 90)
+            except HsError:
+                known = production.run(["systemctl", "show", "-p", "LoadState", "--value", self.unit], 60)
+                if known != "not-found":  # a unit that was never loaded has nothing to stop
+                    raise
+                return False
             return True
         until = time.monotonic() + 5
         while (fsio.read_json(self.state_file) or {"pid": 0}).get("pid") is None and time.monotonic() < until:
@@ -187,14 +199,18 @@ def supervise(spec_file: Path) -> int:
         "supervisor_start": me.start if me else 0,
         "asked": time.time(),
     }
-    fsio.write_json(job.state_file, state)
+    try:
+        fsio.write_json(job.state_file, state)
+    except OSError:  # a full disk: a server that nobody knows of could not be stopped any more
+        procs.end(procs.family(process.pid), 5)
+        raise
     _, status = os.waitpid(process.pid, 0)
     code = (
         os.waitstatus_to_exitcode(status)
         if sys.version_info >= (3, 9)
         else (status >> 8 if status & 0x7F == 0 else -(status & 0x7F))
     )
-    fsio.write_json(job.state_file, dict(state, ended=time.time(), code=code if code >= 0 else 128 - code))
+    job._keep(dict(state, ended=time.time(), code=code if code >= 0 else 128 - code))
     return 0
 
 

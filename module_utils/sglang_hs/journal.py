@@ -7,6 +7,7 @@ One folder (root-only, under /var/lib by default) holds all that a restore needs
     production.json  how production was started (0600: its environment holds secrets).
     flags.json       the engine's options as it printed them last, so that the next preflight need not wait for them.
     backup/          the engine's file before the edit, with the record that undoes it.
+    ballast          room that a restore gives back to itself first, so that a full disk cannot keep it from its records.
     lib/             this program and the engine-side packages.
     runs/ID/         logs, specs, progress and results of one run, and its journal once closed.
 """
@@ -24,8 +25,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 from . import fsio
 from .errors import HsError
 
-# Between two steps the controller thinks and the link may stutter; past this the run counts as orphaned.
+# Between two steps the controller thinks and the link may stutter; past this (hs_controller_patience) the run counts as orphaned.
 GRACE = 120.0
+BALLAST = 4 << 20
 
 
 def boot_id() -> str:
@@ -44,6 +46,8 @@ class Paths:
         self.production = self.state / "production.json"
         self.flags = self.state / "flags.json"
         self.backup = self.state / "backup"
+        self.ballast = self.state / "ballast"
+        self.restoring = self.state / ".restore"
         self.lib = self.state / "lib"
         self.runs = self.state / "runs"
 
@@ -117,6 +121,11 @@ class Journal:
         return self.paths.run(self.run_id)
 
     @property
+    def patience(self) -> float:
+        """Seconds that the controller may be silent between two steps."""
+        return float(self.settings.get("controller_patience", GRACE))
+
+    @property
     def holder(self) -> str:
         """Who began the run, where from and when - one line."""
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.document["opened"]))
@@ -167,7 +176,7 @@ class Journal:
             "boot_id": boot_id(),
             "opened": now,
             "deadline": now + float(view["settings"]["window_s"]),
-            "lease": {"step": "begin", "until": now + GRACE},
+            "lease": {"step": "begin", "until": now + float(view["settings"].get("controller_patience", GRACE))},
             "settings": dict(view["settings"]),
             "view": {key: value for key, value in view.items() if key != "flags"},
             "wanted": dict(wanted),
@@ -181,26 +190,33 @@ class Journal:
                 "everything",
                 "wait for it, or bring production back with playbooks/restore.yml, which also frees the lock",
             ) from None
-        with os.fdopen(fd, "w") as handle:
-            handle.write(json.dumps({"operator": operator, "run_id": run_id, "opened": now}) + "\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        fsio.write_json(paths.production, dict(production, run_id=run_id))
-        fsio.write_json(paths.flags, view["flags"])
-        paths.run(run_id).mkdir(mode=0o700, parents=True)
-        journal = cls(paths, document)
-        journal.save()
+        try:
+            with os.fdopen(fd, "w") as handle:
+                handle.write(json.dumps({"operator": operator, "run_id": run_id, "opened": now}) + "\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+            _lay_ballast(paths.ballast)
+            fsio.write_json(paths.production, dict(production, run_id=run_id))
+            fsio.write_json(paths.flags, view["flags"])
+            paths.run(run_id).mkdir(mode=0o700, parents=True)
+            journal = cls(paths, document)
+            journal.save()
+        except BaseException:
+            for path in (paths.ballast, paths.lock):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
         return journal
 
     def save(self) -> None:
         """Write through."""
         fsio.write_json(self.paths.journal, self.document)
 
-    def record(self, step: str, state: str, detail: str = "", lease: float = GRACE) -> None:
-        """One record; the dead-man's lease now runs for ``lease`` seconds."""
+    def record(self, step: str, state: str, detail: str = "", lease: float = 0.0) -> None:
+        """One record; the dead-man's lease now runs for ``lease`` seconds (0: for :attr:`patience`)."""
         now = time.time()
         self.document["steps"].append({"step": step, "state": state, "at": now, "detail": detail})
-        self.document["lease"] = {"step": step, "until": now + lease}
+        self.document["lease"] = {"step": step, "until": now + (lease or self.patience)}
         self.save()
 
     @contextlib.contextmanager
@@ -217,11 +233,33 @@ class Journal:
     def close(self, outcome: str, why: str) -> None:
         """The host is as it was: keep the journal with the run, then free the host (journal first, lock last)."""
         self.document["closed"] = {"at": time.time(), "outcome": outcome, "why": why}
-        fsio.write_json(self.folder / "journal.json", self.document)
-        for path in (self.paths.journal, self.paths.lock):
+        try:
+            fsio.write_json(self.folder / "journal.json", self.document)
+        except OSError:  # a full disk: what was written last is kept, without its end; the host is free all the same
+            with contextlib.suppress(OSError):
+                os.replace(str(self.paths.journal), str(self.folder / "journal.json"))
+        for path in (self.paths.journal, self.paths.ballast, self.paths.lock):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         fsio.sync_folder(self.paths.state)
+
+
+def _lay_ballast(path: Path) -> None:
+    """Real blocks on the disk, not a hole. Raises HsError where there is no room for them: then there is none for a run."""
+    try:
+        fd = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, BALLAST)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise HsError(
+            "there is no room for the journal in {}: {}".format(path.parent, error),
+            "everything",
+            "free some MB there, or set hs_state_dir to another disk",
+        ) from error
 
 
 def closed_runs(paths: Paths) -> List[Dict[str, Any]]:

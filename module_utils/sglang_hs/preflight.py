@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import command, engine, formats, fsio, gpus, model, procs, production, secrets, server
+from . import command, engine, formats, fsio, gpus, model, procs, production, secrets, server, steps
 from .errors import HsError
 from .journal import Journal, Paths
 from .production import UNTOUCHED
@@ -24,6 +23,12 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
     settings = normalise(wanted)
     _folders(settings)
     record = production.take(settings, api_key)
+    for key in (
+        "state_dir",
+        "dump_dir",
+    ):  # emptied, or believed, by us: whoever could write there before us would be believed too
+        if os.path.lexists(settings[key]):
+            steps.refuse_foreign(Path(settings[key]), {int(record["uid"])} if key == "dump_dir" else frozenset())
     info = _ask_production(record)
     python = settings["engine_python"] or engine.interpreter(record["argv"], record["env"], record["cwd"])
     if not python:
@@ -67,10 +72,10 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
         "unit": record["unit"] if record["kind"] == "systemd" else None,
         "command": argv,
         "environment": command.environment(settings, lib, record["env"]),
-        "user": _user(record),
+        "user": procs.user_name(int(record["uid"])),
         "cwd": record["cwd"],
         "gpus": gpus.inventory(),
-        "systemd": production.has_systemd(),
+        "systemd": production.has_units(),
         "flags": {"key": flags.key, "names": sorted(known)},
         "python": sys.executable,  # runs the restore program: this very interpreter is known to work
     }
@@ -95,6 +100,7 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "stop_timeout",
         "launch_timeout",
         "production_timeout",
+        "controller_patience",
         "in_flight",
         "tokens_per_forward",
         "retries",
@@ -254,13 +260,6 @@ def _folders(settings: Mapping[str, Any]) -> None:
             UNTOUCHED,
             "set hs_dump_dir to a folder of its own; it is emptied after a run",
         )
-
-
-def _user(record: Mapping[str, Any]) -> str:
-    try:
-        return pwd.getpwuid(int(record["uid"])).pw_name
-    except KeyError:
-        return str(record["uid"])
 
 
 def open_run(state_dir: str) -> Dict[str, Any]:

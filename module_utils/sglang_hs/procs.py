@@ -43,15 +43,20 @@ class Process(NamedTuple):
     @property
     def user(self) -> str:
         """Owner's name, or the number where the host has no name for it."""
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return str(self.uid)
+        return user_name(self.uid)
 
     def describe(self) -> str:
         """pid, user and command line in one short piece, as an operator needs it to find the owner."""
         command = self.command
         return "pid {} of {}: {}".format(self.pid, self.user, command if len(command) < 160 else command[:157] + "...")
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or the number where the host has no name for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def read(pid: int) -> Optional[Process]:
@@ -250,7 +255,7 @@ def end(processes: Iterable[Process], patience: float) -> List[Process]:
 
 def who_am_i() -> str:
     """user@host of this program, for records."""
-    return "{}@{}".format(pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname())
+    return "{}@{}".format(user_name(os.geteuid()), socket.gethostname())
 
 
 def group_name(gid: int) -> str:

@@ -7,6 +7,7 @@ are read from /proc before it is stopped.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -16,12 +17,19 @@ from . import command, fsio, gpus, procs, server, spawn
 from .errors import HsError
 from .journal import Paths
 
+# What people and their jobs come in by. Where no session manager puts a login into a scope of its own, whatever it starts stays there.
+LOGIN_UNITS = re.compile(r"(sshd?|cron|crond|atd|getty|serial-getty|systemd-logind|dropbear)(@.*)?\.service$")
 UNTOUCHED = "everything: production was not touched"
 
 
 def has_systemd() -> bool:
     """Whether systemd manages this host (sd_booted(3))."""
     return os.path.isdir("/run/systemd/system")
+
+
+def has_units() -> bool:
+    """Whether our jobs and the guard are units: with systemd, and as root. Anyone else gets sessions, as on a host without systemd."""
+    return has_systemd() and os.geteuid() == 0
 
 
 def run(argv: Sequence[str], patience: float) -> str:
@@ -103,6 +111,9 @@ def take(settings: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
                 "run as that user, or as root (ansible_become: true in the inventory)",
             ) from error
         record["url"] = url_of(port, procs.listeners(port)[0].address)
+        if record["unit"] and (LOGIN_UNITS.match(record["unit"]) or record["unit"] == procs.unit_of(os.getpid())):
+            record["unit"] = None  # started by hand over ssh, or by cron: stopping that unit would stop something else
+    record["gpu_baseline"] = gpus.baseline({one.pid for one in members(record)})
     record["kind"] = _kind(settings, record)
     if record["kind"] == "systemd":
         record["unit"] = settings["production_unit"] or record["unit"]
@@ -140,12 +151,20 @@ def _kind(settings: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     if kind == "auto":
         if record["start_command"]:
             return "command"
-        return "systemd" if has_systemd() and (settings["production_unit"] or record.get("unit")) else "process"
+        kind = "systemd" if has_systemd() and (settings["production_unit"] or record.get("unit")) else "process"
     if kind == "systemd" and not (settings["production_unit"] or record.get("unit")):
         raise HsError(
             "production listens on port {} but belongs to no systemd unit".format(record["port"]),
             UNTOUCHED,
             "set hs_production_unit, or hs_production_kind=process to adopt it as it runs",
+        )
+    if kind == "systemd" and os.geteuid() != 0:
+        raise HsError(
+            "production is the unit {}, which {} may not stop and start".format(
+                settings["production_unit"] or record.get("unit"), procs.who_am_i()
+            ),
+            UNTOUCHED,
+            "run as root (ansible_become: true in the inventory)",
         )
     if (
         kind == "systemd"
@@ -221,19 +240,25 @@ def stop(record: Mapping[str, Any], patience: float) -> List[str]:
                     "; after {:.0f} s KILL to {} of its processes".format(patience, len(killed)) if killed else "",
                 )
             )
-    wait_released(family, int(record["port"]), patience)
+    wait_released(family, int(record["port"]), patience, record.get("gpu_baseline"))
     return said
 
 
-def wait_released(family: List[procs.Process], port: Optional[int], patience: float) -> None:
-    """Wait until the processes are gone, the GPUs have forgotten them, and ``port`` (if any) is free."""
+def wait_released(
+    family: List[procs.Process], port: Optional[int], patience: float, baseline: Optional[Mapping[str, int]] = None
+) -> None:
+    """Wait until the processes are gone, the GPUs have forgotten them and their memory is back, and ``port`` (if any) is free.
+
+    ``baseline``: MiB that each GPU has in use without them (:func:`gpus.baseline`). Raises HsError that names what is in the way.
+    """
     until = time.monotonic() + patience
     pids = {process.pid for process in family}
     while True:
         living = [process for process in family if procs.alive(process.pid, process.start)]
         holders = procs.listeners(port) if port is not None and not living else []
-        on_gpu = [pid for pid, _ in gpus.users() if pid in pids]
-        if not living and not holders and not on_gpu:
+        on_gpu = [pid for _, pid, _ in gpus.users() if pid in pids]
+        kept = gpus.not_given_back(baseline or {})
+        if not (living or holders or on_gpu or kept):
             return
         if time.monotonic() > until:
             if living:
@@ -247,8 +272,17 @@ def wait_released(family: List[procs.Process], port: Optional[int], patience: fl
                     "it: a stranger's process is never killed",
                     "end it, or ask its owner",
                 )
+            if on_gpu:
+                raise HsError(
+                    "the driver still counts pids {} on the GPUs".format(on_gpu), next="look at nvidia-smi and dmesg"
+                )
+            strangers = [procs.read(pid) for pid in gpus.strangers(pids)]
             raise HsError(
-                "the driver still counts pids {} on the GPUs".format(on_gpu), next="look at nvidia-smi and dmesg"
+                "{}; on the GPUs now: {}".format(
+                    "; ".join(kept), "; ".join(one.describe() for one in strangers if one) or "nobody that we may see"
+                ),
+                "a stranger's process is never killed",
+                "ask its owner to end it; with nobody there look at nvidia-smi and dmesg",
             )
         time.sleep(0.2)
 
@@ -280,7 +314,7 @@ def _own_scope(process: procs.Process) -> None:
     By StartTransientUnit with the pid, not by systemd-run, which would add to the environment. Best effort: without it the
     server serves all the same.
     """
-    if not has_systemd():
+    if not has_units():
         return
     name = "sglang-production-{}.scope".format(process.pid)
     words = [

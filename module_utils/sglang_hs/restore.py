@@ -9,19 +9,23 @@ failed, may be started twice or killed at any point, and says the truth in its l
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import fsio, procs, production, server, source_edit, spawn, steps
+from . import fsio, procs, production, server, shm, source_edit, spawn, steps
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id
 
 RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
 RETRY_AFTER = 60.0
+STEP_PATIENCE = 180.0  # for a forward step of the run that is at work when a restore begins
+BEGIN_PATIENCE = 30.0  # for a run that is beginning: it measures production's decode rate meanwhile
 SLOWER = 0.95  # of the decode rate before the run: told, not fatal
 UNIT_FOLDERS = ("/run/systemd/system", "/etc/systemd/system")
 
@@ -59,7 +63,8 @@ def restore(state_dir: str, why: str, run_id: str = "") -> Report:
     if not paths.state.is_dir():
         report.say("no run has ever been begun on this host: nothing to restore")
         return report
-    with fsio.mutex(paths.state / ".restore", 7200):
+    me = procs.read(os.getpid())
+    with fsio.mutex(paths.restoring, 7200, json.dumps({"pid": os.getpid(), "start": me.start if me else 0})):
         journal = Journal.load(paths)
         if journal is None:
             _without_journal(paths, report)
@@ -73,54 +78,89 @@ def restore(state_dir: str, why: str, run_id: str = "") -> Report:
 
 
 def _restore(paths: Paths, journal: Journal, why: str, report: Report) -> None:
-    journal.record("restore", "begun", why, lease=7200)
+    with contextlib.suppress(OSError):
+        paths.ballast.unlink()  # room for what follows, where the disk is full
+    _record(journal, "restore", "begun", why, STEP_PATIENCE + 60)
     # a forward step that is at work sees the record and ends; it is bounded in time, so is our patience
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(fsio.mutex(paths.mutex, 180))
+            stack.enter_context(fsio.mutex(paths.mutex, STEP_PATIENCE))
         except HsError:
             report.say("a step of this run does not let go of its lock; going on without it")
         # that step may have written to the journal since
-        journal.document = (Journal.load(paths) or journal).document
-        work: List[Tuple[str, Callable[[Paths, Journal, Report], None]]] = [
-            ("stop extraction", _stop_extraction),
-            ("free GPUs", _free_gpus),
-            ("restore source", _restore_source),
-            ("start production", _start_production),
-            ("check production", _check_production),
-        ]
-        for name, function in work:
+        with contextlib.suppress(HsError):
+            journal.document = (Journal.load(paths) or journal).document
+        for name, function, lease in _steps(journal):
+            _record(journal, "restore: " + name, "begun", lease=lease)
             try:
-                with journal.step("restore: " + name, 7200):
-                    function(paths, journal, report)
+                function(paths, journal, report)
             except Exception as error:
                 text = error.what if isinstance(error, HsError) else "{}: {}".format(type(error).__name__, error)
                 advice = " Next: " + error.next if isinstance(error, HsError) and error.next else ""
                 report.failures.append("{}: {}{}".format(name, text, advice))
+                _record(journal, "restore: " + name, "failed", text.split("\n")[0][:500])
+            else:
+                _record(journal, "restore: " + name, "done")
         if report.failures:
             tries = int(journal.document.get("restore_tries", 0)) + 1
             journal.document.update(restore_tries=tries, retry_at=time.time() + RETRY_AFTER)
-            journal.record("restore", "failed", "; ".join(report.failures)[:1000], lease=RETRY_AFTER)
+            _record(journal, "restore", "failed", "; ".join(report.failures)[:1000], RETRY_AFTER)
             return
-        journal.record("restore", "done", why)
+        _record(journal, "restore", "done", why)
         report.changed = True
-        _disarm(report)
+        try:
+            _disarm()
+        except (OSError, subprocess.SubprocessError) as error:
+            # production is back and the guard does nothing without a journal, so this is no reason to hold the host
+            report.say("could not take the guard's units away ({}); the next run, or restore, does".format(error))
         with contextlib.suppress(OSError):
             _keep_result(paths, journal)
         journal.close("restored", why)
         report.say("run {} is closed, the host is free".format(journal.run_id))
 
 
+Step = Callable[[Paths, Journal, Report], None]
+
+
+def _steps(journal: Journal) -> List[Tuple[str, Step, float]]:
+    """The steps in their order, each with the seconds within which it ends by itself: past that its program hangs."""
+    settings = journal.settings
+    patience = float(settings["stop_timeout"])
+    return [
+        ("stop extraction", _stop_extraction, 2 * (min(patience, 30) + 90) + 60),
+        ("free GPUs", _free_gpus, patience + 60),
+        ("restore source", _restore_source, 120),
+        ("start production", _start_production, patience + 120 + (600 if settings.get("production_start") else 120)),
+        ("check production", _check_production, float(settings["production_timeout"]) + 300),
+    ]
+
+
+def _record(journal: Journal, step: str, state: str, detail: str = "", lease: float = 0.0) -> None:
+    """A record of the restore. Bookkeeping that fails (a full or broken disk) never keeps production from coming back."""
+    with contextlib.suppress(OSError):
+        journal.record(step, state, detail, lease)
+
+
 def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
     patience = float(journal.settings["stop_timeout"])
     failures = []
+    segments: Dict[str, int] = {}
+    with contextlib.suppress(HsError):
+        segments.update(fsio.read_json(journal.folder / steps.SEGMENTS) or {})
     for name in ("client", "server"):
         try:
-            report.ended += Job(name, journal.folder).members()
+            members = Job(name, journal.folder).members()
+            report.ended += members
+            segments.update(shm.mapped(one.pid for one in members))
             if Job(name, journal.folder).stop(min(patience, 30)):
                 report.say("stopped the extraction {}".format(name), changed=True)
         except HsError as error:
             failures.append(str(error))
+    freed = 0 if failures else shm.sweep(segments)
+    if freed:
+        report.say(
+            "removed {:.1f} MB of shared memory that the extraction server left".format(freed / 1e6), changed=True
+        )
     if steps.clear_dumps(Path(journal.settings["dump_dir"])):
         report.say("removed the dump folder {}".format(journal.settings["dump_dir"]), changed=True)
     if failures:
@@ -128,7 +168,15 @@ def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
 
 
 def _free_gpus(paths: Paths, journal: Journal, report: Report) -> None:
-    production.wait_released(report.ended, None, float(journal.settings["stop_timeout"]))
+    patience = float(journal.settings["stop_timeout"])
+    production.wait_released(report.ended, None, patience)
+    record = steps.production_record(paths)
+    if production.members(record) or procs.listeners(int(record["port"])):
+        return  # it was not stopped, or is back already: the memory is its own
+    try:
+        production.wait_released([], None, patience, record.get("gpu_baseline"))
+    except HsError as error:  # whether production fits beside whoever is there, its own answers will tell
+        report.say("{}. {}".format(error.what, error.left))
 
 
 def _restore_source(paths: Paths, journal: Journal, report: Report) -> None:
@@ -189,6 +237,12 @@ def _start_production(paths: Paths, journal: Journal, report: Report) -> None:
         "started production: {}".format(production.summary(record).partition("; it comes back by ")[2]), changed=True
     )
     if process is not None:
+        _keep_pid(paths, record, process)
+
+
+def _keep_pid(paths: Paths, record: Mapping[str, Any], process: procs.Process) -> None:
+    """So that the next run, or try, knows its server. It is told by its argv too, so a full disk does no harm here."""
+    with contextlib.suppress(OSError):
         fsio.write_json(paths.production, dict(record, pid=process.pid, start=process.start))
 
 
@@ -206,7 +260,7 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
         return
     serving = procs.listeners(int(record["port"]))[:1]
     if serving and serving[0].process is not None:
-        fsio.write_json(paths.production, dict(record, pid=serving[0].process.pid, start=serving[0].process.start))
+        _keep_pid(paths, record, serving[0].process)
     report.say("production answers on {}".format(record["url"]))
     before = record.get("decode_rate")
     if before and report.changed:
@@ -216,9 +270,9 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
         report.say(told + (": slower than {:.0%} of that; is somebody else asking?".format(SLOWER) if slower else ""))
 
 
-def _disarm(report: Report) -> None:
+def _disarm() -> None:
     """Take the guard away: with systemd its timer and every unit of the run; without, it ends by itself with the journal."""
-    if not production.has_systemd():
+    if not production.has_units():
         return
     subprocess.run(
         ["systemctl", "disable", "--now", "sglang-hs-guard.timer"],
@@ -226,14 +280,18 @@ def _disarm(report: Report) -> None:
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    for folder in UNIT_FOLDERS:
-        for unit in sorted(Path(folder).glob("sglang-hs-*")):
-            if not unit.is_dir():
-                unit.unlink()
+    for unit in _unit_files():
+        unit.unlink()
     subprocess.run(["systemctl", "daemon-reload"], check=False)
     subprocess.run(
         ["systemctl", "reset-failed", "sglang-hs-*"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
     )
+
+
+def _unit_files() -> List[Path]:
+    """The files of a run's units. Not the folders of that name: drop-ins are the host's own."""
+    found = (unit for folder in UNIT_FOLDERS for unit in sorted(Path(folder).glob("sglang-hs-*")))
+    return [unit for unit in found if unit.is_file() or unit.is_symlink()]
 
 
 def _keep_result(paths: Paths, journal: Journal) -> None:
@@ -250,9 +308,13 @@ def _without_journal(paths: Paths, report: Report) -> None:
         undo_all(paths, report)
     except HsError as error:
         report.failures.append(str(error))
-    if paths.lock.exists() and not report.failures:
-        paths.lock.unlink()
-        report.say("removed a lock without a journal (a run died before it began)", changed=True)
+    _dead_lock(paths, report)
+    if production.has_units() and _unit_files():
+        try:
+            _disarm()
+            report.say("removed units of a run that is closed", changed=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            report.say("units of a closed run are still there: {}".format(error))
     record = fsio.read_json(paths.production)
     if not record:
         report.say("no run is open: nothing to restore")
@@ -267,6 +329,23 @@ def _without_journal(paths: Paths, report: Report) -> None:
         report.failures.append(
             "no run is open, so nothing here stopped production, but it does not answer: {}".format(reason)
         )
+
+
+def _dead_lock(paths: Paths, report: Report) -> None:
+    """Remove a lock without a journal. Whoever begins a run holds the mutex from the lock to the journal, so such a lock is dead."""
+    if not paths.lock.exists():
+        return
+    try:
+        with fsio.mutex(paths.mutex, BEGIN_PATIENCE):
+            if paths.journal.exists():
+                report.say("a run has begun meanwhile; it is left alone")
+            elif paths.lock.exists():
+                paths.lock.unlink()
+                with contextlib.suppress(FileNotFoundError):
+                    paths.ballast.unlink()
+                report.say("removed a lock without a journal (a run died before it began)", changed=True)
+    except HsError:
+        report.say("a run is beginning right now; it is left alone")
 
 
 def due(journal: Journal, now: float) -> Optional[str]:
@@ -291,11 +370,11 @@ def due(journal: Journal, now: float) -> Optional[str]:
         and now - server_state["ended"] > 20
     ):
         return "the extraction server ended with status {}".format(server_state["code"])
-    if journal.last("extract") is not None:
-        if client_state["running"]:
+    if journal.last("extract") is not None and client_state["asked"]:
+        # the lease is as old as the client's start; what counts is its end, after which whoever watches is given a chance
+        if client_state["running"] or now - client_state["ended"] <= 20:
             return None
-        if client_state["asked"] and now - client_state["ended"] > 20:
-            return "the extraction ended and nobody brought production back"
+        return "the extraction ended and nobody brought production back"
     if now > document["lease"]["until"]:
         return "nobody went on after step {!r}".format(document["lease"]["step"])
     return None
@@ -307,16 +386,29 @@ def guard_once(state_dir: str) -> Optional[Report]:
     journal = Journal.load(paths)
     if journal is None:
         return Report() if paths.lock.exists() and time.time() - paths.lock.stat().st_mtime < 60 else None
-    if journal.restoring:
-        try:
-            with fsio.mutex(paths.state / ".restore", 0):
-                pass
-        except HsError:
-            return Report()  # a restore is at work
+    if journal.restoring and fsio.held(paths.restoring):
+        return _hung(paths, journal) or Report()  # a restore is at work
     why = due(journal, time.time())
     if why is None:
         return Report()
     return restore(state_dir, "guard: " + why, journal.run_id)
+
+
+def _hung(paths: Paths, journal: Journal) -> Optional[Report]:
+    """End a restore that is past its step's lease: each step is bounded, so that program is stopped or stuck. The next look restores."""
+    if time.time() < journal.document["lease"]["until"]:
+        return None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        holder = json.loads(paths.restoring.read_text())
+        process = procs.read(int(holder["pid"]))
+        if process is not None and process.start == int(holder["start"]) and process.pid != os.getpid():
+            procs.signal_process(process, signal.SIGKILL)
+            report = Report()
+            report.say(
+                "ended a restore that hung at {!r}: {}".format(journal.document["lease"]["step"], process.describe())
+            )
+            return report
+    return None
 
 
 def guard(state_dir: str, period: float = 1.0) -> None:
@@ -334,6 +426,25 @@ def guard(state_dir: str, period: float = 1.0) -> None:
         time.sleep(period)
 
 
+def may_end(state_dir: str, operator: str, take_over: bool) -> None:
+    """HsError where the open run is another operator's and at work. One that is orphaned, or that a restore of failed, is anybody's to end."""
+    journal = Journal.load(Paths(state_dir))
+    if journal is None or take_over or journal.document["operator"] == operator:
+        return
+    if journal.restoring or due(journal, time.time()) is not None:
+        return
+    last = journal.document["steps"][-1]
+    raise HsError(
+        "another operator's run is at work on this host: {}; it is at: {} {}".format(
+            journal.holder, last["step"], last["state"]
+        ),
+        "everything: that run goes on, and production is back by {} at the latest".format(
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(journal.document["deadline"]))
+        ),
+        "ask them; to end it and have production back now: playbooks/restore.yml -e hs_take_over=true",
+    )
+
+
 def start_detached(state_dir: str, why: str, run_id: str) -> None:
     """Start the installed program in a session of its own: neither a broken link nor the controller's end stops it."""
     paths = Paths(state_dir)
@@ -343,8 +454,14 @@ def start_detached(state_dir: str, why: str, run_id: str) -> None:
     words = ["restore", "--state-dir", state_dir, "--why", why, "--report", str(report)] + (
         ["--run-id", run_id] if run_id else []
     )
+    with contextlib.suppress(OSError):
+        paths.ballast.unlink()  # on a full disk: room for the two files, and the program's own
     process = spawn.detached(spawn.program(paths.lib, *words), str(paths.state / "restore.log"))
-    fsio.write_json(paths.state / "restore.pid.json", {"pid": process.pid, "start": process.start})
+    with contextlib.suppress(OSError):
+        fsio.write_json(paths.state / "restore.pid.json", {"pid": process.pid, "start": process.start})
+    until = time.monotonic() + 10  # from then on it is seen to be at work, whether or not the file could be written
+    while procs.alive(process.pid, process.start) and not fsio.held(paths.restoring) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def outcome(state_dir: str) -> Dict[str, Any]:
@@ -361,7 +478,7 @@ def outcome(state_dir: str) -> Dict[str, Any]:
         }
     started = fsio.read_json(paths.state / "restore.pid.json") or {"pid": 0, "start": 0}
     journal = Journal.load(paths)
-    if procs.alive(started["pid"], started["start"]):
+    if procs.alive(started["pid"], started["start"]) or fsio.held(paths.restoring):
         last = journal.document["steps"][-1] if journal else {"step": "restore", "state": "begun"}
         return {"finished": False, "failed": False, "line": "{} {}".format(last["step"], last["state"]), "lines": []}
     if journal is None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import AbstractSet, Any, Dict, Mapping, Optional
 
-from . import command, fsio, procs, production, secrets, server, source_edit, spawn
+from . import command, fsio, procs, production, secrets, server, shm, source_edit, spawn
 from .errors import HsError
-from .jobs import Job
-from .journal import GRACE, Journal, Paths
+from .jobs import UNITS, Job
+from .journal import Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
+SEGMENTS = "server.shm.json"
 DUMP_FILES = (".client.lock", "every_rank")
 
 
@@ -81,7 +83,7 @@ def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_
 
 def watch(paths: Paths, journal: Journal) -> None:
     """Without systemd: the guard as a process of its own session (with systemd it is a timer, made by the role)."""
-    if production.has_systemd():
+    if production.has_units():
         return
     found = journal.document.get("guard") or {}
     if found and procs.alive(found["pid"], found["start"]):
@@ -91,6 +93,22 @@ def watch(paths: Paths, journal: Journal) -> None:
     )
     journal.document["guard"] = {"pid": process.pid, "start": process.start}
     journal.save()
+
+
+def armed(paths: Paths, journal: Journal) -> Optional[str]:
+    """None when the dead-man's switch is on watch, else what is wrong with it. Production is not stopped without one."""
+    if not production.has_units():
+        watch(paths, journal)  # a guard that died is started anew
+        found = journal.document.get("guard") or {}
+        return None if found and procs.alive(found["pid"], found["start"]) else "the guard's process does not run"
+    for unit in (*UNITS.values(), "sglang-hs-guard.service", "sglang-hs-guard.timer"):
+        out = production.run(["systemctl", "show", "-p", "LoadState,ActiveState", unit], 60)
+        show = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+        if show.get("LoadState") != "loaded":
+            return "systemd has not loaded {}: {}".format(unit, show.get("LoadState"))
+        if unit.endswith(".timer") and show.get("ActiveState") != "active":
+            return "{} is {}".format(unit, show.get("ActiveState"))
+    return None
 
 
 def forward(paths: Paths, run_id: str) -> Journal:
@@ -139,6 +157,13 @@ def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
             fsio.write_json(paths.production, record)
         patience = float(settings["stop_timeout"])
         running = bool(production.members(record))
+        wrong = armed(paths, journal) if running else None
+        if wrong:
+            raise HsError(
+                "the dead-man's switch is not armed: {}".format(wrong),
+                production.UNTOUCHED,
+                "look at it (systemctl status 'sglang-hs-*' on the host), then start playbooks/extract.yml again",
+            )
         with journal.step("stop", 2 * patience + 300):
             said = production.stop(record, patience)
         return {"changed": running, "said": said or ["production was stopped already"]}
@@ -161,7 +186,7 @@ def launch(state_dir: str, run_id: str) -> Dict[str, Any]:
             key: record[key] for key in ("cwd", "uid", "gid", "groups", "umask", "limits") if key in record
         }
         job.prepare(dict(spec, argv=settings["command"], env=env))
-        journal.record("launch", "begun", lease=float(settings["launch_timeout"]) + GRACE)
+        journal.record("launch", "begun", lease=float(settings["launch_timeout"]) + journal.patience)
         job.start(paths.lib)
         return {"changed": True, "said": ["log: {}".format(job.log)]}
 
@@ -171,9 +196,27 @@ def dump_folder(folder: Path, uid: int, gid: int) -> None:
     clear_dumps(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for place in (folder, *(folder / name for name in DUMP_FOLDERS)):
-        place.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        refuse_foreign(place, {uid})
         if os.geteuid() == 0:
-            os.chown(str(place), uid, gid)
+            os.chown(str(place), uid, gid, follow_symlinks=False)
+            os.chmod(str(place), 0o700)
+
+
+def refuse_foreign(folder: Path, owners: AbstractSet[int] = frozenset()) -> None:
+    """HsError unless ``folder`` is a plain folder of ours, of root, or of one of ``owners`` (uids): /dev/shm is everybody's."""
+    seen = os.lstat(str(folder))
+    if not stat.S_ISDIR(seen.st_mode):
+        raise HsError(
+            "{} is a link or no folder".format(folder), production.UNTOUCHED, "give the place itself, or another one"
+        )
+    if seen.st_uid not in {0, os.geteuid(), *owners}:
+        raise HsError(
+            "{} belongs to {}".format(folder, procs.user_name(seen.st_uid)),
+            production.UNTOUCHED,
+            "ask its owner to remove it, or name another folder",
+        )
 
 
 def clear_dumps(folder: Path) -> bool:
@@ -269,6 +312,10 @@ def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
             return {"changed": False, "said": ["the client runs already"]}
         with contextlib.suppress(FileNotFoundError):
             (journal.folder / "result.json").unlink()
+        # while it lives, so that what it leaves behind is known as its own when it was killed
+        fsio.write_json(
+            journal.folder / SEGMENTS, shm.mapped(one.pid for one in Job("server", journal.folder).members())
+        )
         record = production_record(paths)
         spec_file = journal.folder / "client.spec.json"
         fsio.write_json(spec_file, client_spec(paths, journal, record))

@@ -61,6 +61,7 @@ PACKAGES = (
     "procps",
     "iproute2",
     "acl",
+    "sudo",
     "ca-certificates",
     "libbz2-1.0",
     "libcrypt1",
@@ -383,6 +384,12 @@ class Options:
     bind_ro: list[str] = dataclasses.field(default_factory=list)
     overlay: list[str] = dataclasses.field(default_factory=list)
     shm: str | None = None
+    disk: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def disks(self) -> list[tuple[str, str]]:
+        """(path in the host, size) of each small disk."""
+        return [(word.partition("=")[0], word.partition("=")[2]) for word in self.disk]
 
 
 class Host:
@@ -498,6 +505,12 @@ class Host:
         authorized = self.root / "root/.ssh/authorized_keys"
         authorized.write_text(self.rig.key.with_suffix(".pub").read_text())
         authorized.chmod(0o600)
+        for index, (_, size) in enumerate(
+            self.options.disks
+        ):  # held by this machine, so that it outlives the host's reboot
+            own = self.dir / f"disk{index}"
+            own.mkdir()
+            run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0755", "hs-rig", own)
         for index, source in enumerate(self.options.overlay):
             own = self.dir / f"overlay{index}"
             (own / "up").mkdir(parents=True)
@@ -537,6 +550,7 @@ class Host:
             *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
             *(f"--bind-ro={source}" for source in options.bind_ro),
             *(f"--bind={self.dir}/overlay{i}/root:{source}" for i, source in enumerate(options.overlay)),
+            *(f"--bind={self.dir}/disk{i}:{place}" for i, (place, _) in enumerate(options.disks)),
             *([f"--tmpfs=/dev/shm:size={options.shm},mode=1777"] if options.shm else []),
         ]
         files = [str(group / "cgroup.procs") for group in self.cgroups]
@@ -741,6 +755,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     up.add_argument(
         "--overlay", action="append", default=[], metavar="SRC", help="mount SRC at the same path, changes stay private"
     )
+    up.add_argument("--disk", action="append", default=[], metavar="PATH=SIZE", help="a small disk of its own at PATH")
     up.add_argument("--shm", metavar="SIZE", help="size of its /dev/shm, such as 64M")
     down = verbs.add_parser("down", help="stop a host and remove every trace of it")
     which = down.add_mutually_exclusive_group(required=True)
@@ -783,7 +798,7 @@ def act(args: argparse.Namespace, rig: Rig) -> int:
     if args.verb == "keep":
         return host.keep()
     if args.verb == "up":
-        host.up(Options(args.octet, args.bind_ro, args.overlay, args.shm))
+        host.up(Options(args.octet, args.bind_ro, args.overlay, args.shm, args.disk))
     elif args.verb == "down":
         host.down()
     elif args.verb in ("cut", "heal"):

@@ -204,7 +204,7 @@ def test_a_strangers_process_on_a_gpu_is_named_and_left_alone(host: Host, tmp_pa
     fake = tmp_path / "nvidia-smi"
     fake.write_text(
         "#!/bin/sh\n# a fake: one GPU, used by one process\n"
-        f'case "$*" in *compute-apps*) echo "{sleeper.pid}, 1024";; *) echo "0, NVIDIA RTX PRO 6000, 97887, 1024";; esac\n'
+        f'case "$*" in *compute-apps*) echo "GPU-1, {sleeper.pid}, 1024";; *uuid*) echo "GPU-1, 1024";; *) echo "0, NVIDIA RTX PRO 6000, 97887, 1024";; esac\n'
     )
     fake.chmod(0o755)
     try:

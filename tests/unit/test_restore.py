@@ -86,6 +86,13 @@ def test_an_extraction_that_ended_with_nobody_watching(journal: Journal) -> None
     assert restore.due(journal, time.time() + 20) == "the extraction ended and nobody brought production back"
 
 
+def test_whoever_watches_a_long_extraction_is_given_a_chance_at_its_end(journal: Journal) -> None:
+    """The lease that began with the client has run out long ago; that is not what counts."""
+    journal.record("extract", "begun", lease=0.001)
+    fsio.write_json(journal.folder / "client.state.json", dict(GONE, ended=time.time() - 1, code=0))
+    assert restore.due(journal, time.time()) is None
+
+
 def test_a_restore_that_was_killed_is_taken_up(journal: Journal) -> None:
     journal.record("restore", "begun")
     assert restore.due(journal, time.time()) == "a restore did not finish"
