@@ -12,8 +12,10 @@ Whatever else it needs it imports in ``run``: the file itself is read by the con
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NOISE = 0.2  # a spread above it, with the goal inside, says nothing
+DISTURBED = 0.15  # part of the processors that others may use in a round
 
 
 @dataclass(frozen=True)
@@ -127,16 +130,58 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
     return parts[0], parts[2]
 
 
-def rounds(count: int, *sides: Callable[[], float], warm: int = 1) -> list[list[float]]:
-    """What each side returns, ``count`` times, in turns; a round more in which the caches warm. Every other round goes backwards."""
-    found: list[list[float]] = [[] for _ in sides]
-    for number in range(count + warm):
+def rounds(count: int, *sides: Callable[[], float], warm: int = 1, patience: float = 45.0) -> list[list[float]]:
+    """What each side returns, ``count`` times, in turns; a round more in which the caches warm. Every other round goes backwards.
+
+    A round begins when the machine is quiet, and one in which somebody else used much of the processors does not count, as long as there
+    is ``patience`` (seconds, for all rounds together). After that every round counts, and the spread tells.
+    """
+    kept: list[list[float]] = []
+    disturbed: list[list[float]] = []
+    until = time.monotonic() + patience
+    number = 0
+    while len(kept) + (0 if time.monotonic() < until else len(disturbed)) < count:
         order = list(enumerate(sides))
-        for place, side in order if number % 2 else reversed(order):
-            value = side()
-            if number >= warm:
-                found[place].append(value)
-    return found
+        if number >= warm:
+            wait_quiet(until)
+        watch = Watch()
+        found = dict((place, side()) for place, side in (order if number % 2 else reversed(order)))
+        if number >= warm:
+            (disturbed if watch.others() > DISTURBED else kept).append([found[place] for place, _ in order])
+        number += 1
+    if len(kept) < count:
+        print(f"{count - len(kept)} of {count} rounds were disturbed by other work on this machine", file=sys.stderr)
+        kept = (kept + disturbed)[:count]
+    return [list(values) for values in zip(*kept, strict=True)]
+
+
+class Watch:
+    """How much of the processors others used since it was made."""
+
+    def __init__(self) -> None:
+        self.began = self.now()
+
+    @staticmethod
+    def now() -> tuple[float, float, float]:
+        """Seconds: by the clock, busy on all processors, and of those ours with the processes that we waited for."""
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+        busy = (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # neither idle nor waiting for a disk
+        times = os.times()
+        return time.monotonic(), busy, times.user + times.system + times.children_user + times.children_system
+
+    def others(self) -> float:
+        """Their part of all processors' time, from 0 to 1."""
+        clock, busy, ours = (after - before for before, after in zip(self.began, self.now(), strict=True))
+        return (busy - ours) / max(clock, 0.001) / (os.cpu_count() or 1)
+
+
+def wait_quiet(until: float) -> None:
+    """Until nobody used the processors for a fifth of a second, or it is ``until`` by the monotonic clock."""
+    while time.monotonic() < until:
+        watch = Watch()
+        time.sleep(0.2)
+        if watch.others() <= DISTURBED:
+            return
 
 
 def seconds(work: Callable[[], Any]) -> float:

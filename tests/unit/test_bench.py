@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import report  # noqa: E402 - it lies beside, not in a package
+from bench import frame, report  # noqa: E402 - it lies beside, not in a package
 from bench.frame import Goal, Place, judge, rounds  # noqa: E402
 
 PLACE = Place("key", Path(), Path())
@@ -46,7 +46,8 @@ def test_a_ratio_is_that_of_the_rounds_not_of_the_medians() -> None:
         PLACE.ratio("key", "s", [1.0], [1.0, 2.0], Goal("at most", 1), "other")
 
 
-def test_rounds_take_turns_and_the_first_does_not_count() -> None:
+def test_rounds_take_turns_and_the_first_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame.Watch, "others", lambda self: 0.0)
     calls: list[str] = []
 
     def side(name: str) -> Any:
@@ -59,6 +60,16 @@ def test_rounds_take_turns_and_the_first_does_not_count() -> None:
     found = rounds(2, side("a"), side("b"))
     assert "".join(calls) == "baabba"
     assert found == [[3.0, 6.0], [4.0, 5.0]]
+
+
+def test_a_disturbed_round_counts_only_when_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = iter([0.0, 0.9, 0.0])  # of the rounds after the one that warms
+    monkeypatch.setattr(frame.Watch, "others", lambda self: next(others, 0.0))
+    monkeypatch.setattr(frame, "wait_quiet", lambda until: None)
+    numbers = iter(range(100))
+    assert rounds(2, lambda: float(next(numbers)))[0] == [1.0, 3.0]
+    monkeypatch.setattr(frame.Watch, "others", lambda self: 0.9)
+    assert len(rounds(3, lambda: 1.0, patience=0.0)[0]) == 3
 
 
 def test_a_measurement_replaces_its_own_lines_and_no_others() -> None:
