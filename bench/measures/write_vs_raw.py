@@ -12,11 +12,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench.frame import Figure, Goal, Place, filesystem, rounds, seconds
+from bench.frame import Clock, Figure, Goal, Place, filesystem, rounds, seconds
 
 PYTHON = "engine"
 ORDER = 10
 REPEATS = 25
+LIMIT = """
+CRC-32 by zlib runs at about the rate of a write, so both together take twice a write's processor time. It is spread over threads (two sums beside the one
+write), which takes two free cores for a file system slower than the sum, and three for a faster one. The note of each figure says
+what the processor time allows on this machine's cores at best, with nothing else running - not even the forward.
+"""
 
 
 def run(place: Place) -> Iterator[Figure]:
@@ -28,8 +33,8 @@ def run(place: Place) -> Iterator[Figure]:
     capture.one_thread()
     forward = capture.Forward()
 
-    def measured(base: Path) -> tuple[list[float], list[float]]:
-        """GB/s of the writer and of a raw write, in turns."""
+    def measured(base: Path) -> tuple[list[float], list[float], str]:
+        """GB/s of the writer and of a raw write, in turns, and what is possible."""
         folder = base / "dumps"
         recorder = capture.recorder(folder)
         held = capture.Held(recorder)
@@ -55,10 +60,18 @@ def run(place: Place) -> Iterator[Figure]:
             path.unlink()
             return forward.size / 1e9 / took
 
-        ours, theirs = rounds(REPEATS, lambda: rate(lambda: held.write(job), dump), lambda: rate(plain, raw))
-        return ours, theirs
+        clocks = Clock(), Clock()
+        ours, theirs = rounds(
+            REPEATS,
+            clocks[0].around(lambda: rate(lambda: held.write(job), dump)),
+            clocks[1].around(lambda: rate(plain, raw)),
+        )
+        mine, other = (clock.each(1) for clock in clocks)
+        best = min(1.0, other / (mine / len(os.sched_getaffinity(0))))
+        note = f"processor time {1e3 * mine:.0f} ms against {1e3 * other:.0f} ms: {best:.2f}x at best on these cores"
+        return ours, theirs, note
 
     for name, base in (("memory", place.memory), ("disk", place.disk)):
-        ours, theirs = measured(base)
+        ours, theirs, note = measured(base)
         told = f"a raw write to {filesystem(base)}"
-        yield place.ratio(f"write_vs_raw, {name}", "GB/s", ours, theirs, Goal("at least", 0.95), told)
+        yield place.ratio(f"write_vs_raw, {name}", "GB/s", ours, theirs, Goal("at least", 0.95), told, note=note)
