@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .frame import ROOT, Figure, Goal, Place, rounds
 from .report import table
@@ -46,19 +47,18 @@ def main() -> int:
         )
         return 2
     with tempfile.TemporaryDirectory(prefix="sglang-hs-bench-", dir="/dev/shm") as folder:
-        figures = measure(Path(folder), options.tokens, options.work)
+        figures = measure(Path(folder), options.tokens, options.work, torch.device("cuda"))
     print(f"{torch.cuda.get_device_name()}, {options.tokens} tokens, {LAYERS} layers of {WIDTH}")
     print(table([figure.row() for figure in figures]))
     return 0 if all(figure.met for figure in figures) else 1
 
 
-def measure(folder: Path, tokens: int, work: int) -> list[Figure]:
+def measure(folder: Path, tokens: int, work: int, device: Any) -> list[Figure]:
     """The three figures."""
     import torch
 
     from . import capture
 
-    device = torch.device("cuda")
     place = Place("gpu", folder, folder)
     recorder = capture.recorder(folder / "dumps", device=device)
     pool, written = recorder.pool, capture.Written(recorder)
@@ -67,15 +67,22 @@ def measure(folder: Path, tokens: int, work: int) -> list[Figure]:
     up = torch.randn(WIDTH, INNER, device=device).to(torch.bfloat16) / WIDTH**0.5
     down = torch.randn(INNER, WIDTH, device=device).to(torch.bfloat16) / INNER**0.5
     numbers = iter(range(1 << 30))
+    wished: list[Any] = []  # batches whose states are asked for
+
+    def wish(count: int) -> None:
+        for _ in range(count):
+            ids = capture.prompt(next(numbers), tokens)
+            name = capture.sequence_name(ids)
+            capture.wish(folder / "dumps", name)
+            batch = capture.batch(ids, name)
+            batch.input_ids = batch.input_ids.to(device)  # where the engine has them: the capture fetches them
+            wished.append(batch)
 
     def forward(captured: bool) -> None:
         """As the engine's: every layer's products, the hooks between them."""
         residual = state.clone()
         if captured:
-            ids = capture.prompt(next(numbers), tokens)
-            name = capture.sequence_name(ids)
-            capture.wish(folder / "dumps", name)
-            recorder.begin(capture.batch(ids, name))
+            recorder.begin(wished.pop())
         for layer in range(LAYERS):
             if captured and layer in capture.BOUNDARIES:
                 recorder.boundary(layer, residual)
@@ -99,6 +106,7 @@ def measure(folder: Path, tokens: int, work: int) -> list[Figure]:
                 path.unlink()
 
     def one(captured: bool) -> float:
+        wish(captured)
         took = clocked(lambda: forward(captured))
         clear()
         return took
@@ -120,7 +128,10 @@ def measure(folder: Path, tokens: int, work: int) -> list[Figure]:
     )
 
     def plain() -> float:
-        return size / 1e9 / clocked(lambda: target.copy_(source, non_blocking=True) and None)
+        def copy() -> None:
+            target.copy_(source, non_blocking=True)
+
+        return size / 1e9 / clocked(copy)
 
     def stream(captured: bool) -> float:
         def many() -> None:
@@ -128,6 +139,7 @@ def measure(folder: Path, tokens: int, work: int) -> list[Figure]:
                 forward(captured)
             written.wait()
 
+        wish(8 * captured)
         took = clocked(many) / 8
         clear()
         return took
