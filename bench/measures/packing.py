@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +26,11 @@ MODEL = (
     "num_hidden_layers=61", "hidden_size=64", "intermediate_size=64", "moe_intermediate_size=16", "n_routed_experts=4", "num_experts_per_tok=2",
 )  # fmt: skip
 TOKENS_PER_FORWARD = 4096
+LIMIT = """
+A CPU's arithmetic: the note has what a forward costs of its own and what each token adds, fitted to the forwards of single prompts of this run, and
+the most that packing could gain with these two numbers. On a GPU the first is the reading of all weights, the second hardly anything up to some
+hundreds of tokens; that was not measured here.
+"""
 
 
 def run(place: Place) -> Iterator[Figure]:
@@ -43,6 +50,7 @@ def run(place: Place) -> Iterator[Figure]:
         }
         rates: dict[bool, list[float]] = {True: [], False: []}
         prompts: list[float] = []
+        single: list[servers.Forward] = []
         with contextlib.ExitStack() as stack:
             for side in (packed, alone):
                 stack.enter_context(side.serving())
@@ -63,13 +71,24 @@ def run(place: Place) -> Iterator[Figure]:
                         continue
                     last = max(os.stat(side.output / "hidden_states" / name).st_ctime_ns for name in side.files())
                     # the log has the monotonic clock, files have the other
-                    import time
-
                     last_in_place = last / 1e9 - time.time() + time.monotonic()
                     rates[side is packed].append(sum(map(len, rows)) / (last_in_place - forwards[0].begin))
                     if side is packed:
                         prompts.append(COUNT / len(forwards))
-    note = f"{sum(prompts) / len(prompts):.1f} prompts a forward"
+                    else:
+                        single += forwards
+    own, each = fit([(forward.tokens, forward.took) for forward in single])
+    mean = sum(forward.tokens for forward in single) / len(single)
+    together = sum(prompts) / len(prompts)
+    most = (own + each * mean) / (own / together + each * mean)
+    note = f"{together:.1f} prompts a forward; a forward costs {1e3 * own:.0f} ms and {1e3 * each:.2f} ms a token: {most:.1f}x at most"
     yield place.ratio(
         "packing", "tokens/s", rates[True], rates[False], Goal("at least", 3.0), "one prompt a forward", note=note
     )
+
+
+def fit(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """(seconds of a forward without tokens, seconds of a token), by least squares."""
+    tokens, took = ([point[side] for point in points] for side in (0, 1))
+    line = statistics.linear_regression(tokens, took)
+    return line.intercept, line.slope
