@@ -144,3 +144,25 @@ def test_a_copy_that_differs_anywhere_is_seen(tmp_path: Path, monkeypatch: pytes
         for place in {0, size // 2, size - 1} if size else set():
             other.write_bytes(bytes(data[:place]) + bytes([data[place] ^ 1]) + bytes(data[place + 1 :]))
             assert not dumpfile.same_bytes(one, other)
+
+
+def test_a_dump_has_the_ids_of_its_forward_whatever_the_engine_does_with_its_tensor_before_they_are_written(
+    tmp_path: Path,
+) -> None:
+    from fake_engine import Model, batch, capture
+    from safetensors.torch import load_file
+    from sglang_hs.dataset import sequence_name
+
+    model = Model("D")
+    recorder = capture(model, tmp_path)
+    held: List[Any] = []
+    put, recorder.writer.put = recorder.writer.put, held.append  # type: ignore[method-assign]
+    name = sequence_name([1, 2, 3])
+    (tmp_path / "want" / name).write_text("")
+    forward = batch([[1, 2, 3]])
+    with torch.no_grad():
+        model(forward.input_ids, None, forward)
+    forward.input_ids.fill_(7)
+    put(held[0])
+    recorder.pool._free.get(timeout=60), recorder.pool._free.get(timeout=60)
+    assert load_file(str(tmp_path / "done" / (name + ".safetensors")))["token_ids"].tolist() == [1, 2, 3]
