@@ -1,6 +1,6 @@
 """Imported by a real server's scheduler (SGL_CPU_EXTRA): writes down when each forward begins and ends, and when there is nothing to do.
 
-It wraps the model's call from outside, hooks included, with and without a capture alike. One line each in ``$SGL_BENCH_LOG``:
+It wraps the model's call from outside, hooks included, with and without a capture alike. One line each in ``$HS_BENCH_LOG``:
 ``forward TOKENS BEGIN END`` and ``idle BEGIN END``, in seconds of the monotonic clock.
 """
 
@@ -44,7 +44,7 @@ def time_idleness(scheduler_class: Any, log: Any) -> None:
     scheduler_class.get_next_batch_to_run = get_next_batch_to_run
 
 
-if os.environ.get("SGL_BENCH_LOG"):
-    _log = open(os.environ["SGL_BENCH_LOG"], "a", buffering=1)
+if os.environ.get("HS_BENCH_LOG"):
+    _log = open(os.environ["HS_BENCH_LOG"], "a", buffering=1)
     time_forwards(importlib.import_module("sglang.srt.models.deepseek_v2").DeepseekV2Model, _log)
     time_idleness(importlib.import_module("sglang.srt.managers.scheduler").Scheduler, _log)
