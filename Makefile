@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test lint unit compat compat-real kills faults bench bench-gpu clean
+.PHONY: help demo demo-stop test test-matrix lint unit compat compat-real kills faults bench bench-gpu docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,12 @@ test: $(VENV)/stamp ## Set up, lint, unit tests, end-to-end runs, molecule
 
 lint: $(VENV)/stamp ## ansible-lint (production, offline), yamllint, ruff, mypy
 	@tests/lint.sh
+
+test-matrix: $(VENV)/stamp ## Every ansible-core from 2.17 on that a Python here can run (RELEASES="2.17 2.20": these); writes docs/ansible-versions.md
+	@$(VENV)/bin/python tests/matrix.py $(RELEASES)
+
+docs: $(VENV)/stamp ## Write what the pages take from the roles: docs/variables.md, the roles' READMEs, docs/img
+	@$(VENV)/bin/python docs/generate.py
 
 compat-real: $(VENV)/stamp ## Real servers of every layout, at tensor parallel 1 and 2, judged by Hugging Face (a quarter of an hour)
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/python -m compat.real --document docs/compatibility-real.md

@@ -22,7 +22,7 @@ import yaml
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "module_utils"))
 
-from sglang_hs import command, engine, model, procs, server, source_edit, spawn, steps  # noqa: E402
+from sglang_hs import command, ending, engine, model, procs, server, source_edit, steps  # noqa: E402
 
 BOUNDARIES = [1, 2, 4]
 TOLERANCE = 1e-4  # float32, largest absolute difference to Hugging Face
@@ -221,7 +221,9 @@ def _wait(process: subprocess.Popen[bytes], dumps: Path, ranks: int, url: str, l
         for refused in (dumps / "attached").glob("refused-*.json"):
             raise Failed(f"the capture refused: {json.loads(refused.read_text())['reason']}")
         if process.poll() is not None:
-            raise Failed(f"the server ended with status {process.returncode}: {spawn.why_ended(log)}; log: {log}")
+            raise Failed(
+                f"the server ended with status {process.returncode}: {ending.why_ended(log, process.returncode)}; log: {log}"
+            )
         if len(list((dumps / "attached").glob("rank*.json"))) == ranks and server.healthy(url, timeout=60) is None:
             return
         if time.monotonic() > until:

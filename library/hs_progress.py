@@ -29,25 +29,33 @@ EXAMPLES = r"""
 RETURN = r"""
 finished: {description: Whether the step is over., type: bool, returned: always}
 step_failed: {description: Whether it is over and failed., type: bool, returned: always}
+phase: {description: 'What it is at, in a word; a log gets a line when it changes.', type: str, returned: always}
 line: {description: One line for a person., type: str, returned: always}
+mood: {description: 'Empty, or warn (errors so far), or bad.', type: str, returned: for a launch and an extraction}
 result: {description: The client's own result., type: dict, returned: when an extraction is over}
 lines: {description: What the restore found and did., type: list, elements: str, returned: when a restore is over}
 """
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import restore, steps  # noqa: E402
+from ansible.module_utils.sglang_hs import watching  # noqa: E402
 
 
 def work(module: AnsibleModule) -> dict:
     """Ask."""
     given = module.params
     if module.check_mode:
-        return {"changed": False, "finished": True, "step_failed": False, "line": "check mode: nothing to wait for"}
+        return {
+            "changed": False,
+            "finished": True,
+            "step_failed": False,
+            "phase": "check mode",
+            "line": "check mode: nothing to wait for",
+        }
     if given["what"] == "restore":
-        found = restore.outcome(given["state_dir"])
+        found = watching.restoring(given["state_dir"])
     else:
-        found = steps.progress(given["state_dir"], given["run_id"], given["what"])
+        found = watching.progress(given["state_dir"], given["run_id"], given["what"])
     found["step_failed"] = found.pop("failed")
     return dict({"changed": False}, **found)
 

@@ -35,6 +35,8 @@ work: {description: Whether anything is left to do., type: bool, returned: alway
 samples: {description: Valid samples., type: int, returned: always}
 tokens: {description: Their tokens., type: int, returned: always}
 done: {description: Samples that an earlier run extracted., type: int, returned: always}
+done_tokens: {description: Their tokens., type: int, returned: always}
+done_bytes: {description: Bytes of their files., type: int, returned: always}
 bytes: {description: Bytes of states that are left to write., type: int, returned: always}
 bad_total: {description: Rows left out., type: int, returned: always}
 hist: {description: 'Length histogram: upper edge in tokens to number of samples.', type: dict, returned: always}

@@ -26,8 +26,10 @@ EXAMPLES = r"""
 RETURN = r"""
 status:
   description: >-
-    open, run_id, operator, opened and deadline (unix times), steps, server, client, progress, production (how, healthy, reason), edited
-    (paths), next.
+    open, last (run_id, operator, at, why, result; where none is open),
+    run_id, operator, opened, deadline, restore_by (unix times), other_boot, restoring, lease, steps, step, server, client, progress,
+    guard (kind, alive, detail), restore (at_work, tries, most, failed, failures, retry_at, log), production (how, expected, healthy,
+    reason, log), edited (paths), sources (path, state), lock, situation (a word), next.
   type: dict
   returned: always
 lines: {description: The same for a person., type: list, elements: str, returned: always}

@@ -7,13 +7,19 @@ DOCUMENTATION = r"""
 module: hs_watch
 short_description: Watch a long step of a run until it is over, and say how it is doing
 description:
-  - Asks M(hs_progress) again and again, shows each new line, and ends when the step is over. Runs on the controller.
+  - Asks M(hs_progress) again and again, says how the step is doing, and ends when it is over. Runs on the controller.
+  - On a terminal each host has one line that is drawn in place, by the callback hs_live, which V(ansible.cfg) enables. In a log lines come
+    now and then.
   - A link that breaks is shown and waited out. The step itself is a job of its own on the host, so watching may end at any time.
 options:
   what: {description: Which step., type: str, choices: [launch, extract, restore], required: true}
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   run_id: {description: The run; for a restore it may be empty., type: str, default: ''}
-  every: {description: Seconds between two questions., type: float, default: 1}
+  every: {description: 'Seconds between two questions; 1 at first, then 2 on a terminal and 5 for a log, where it is not given.', type: float}
+  log_every:
+    description: Without a terminal a line is written when the phase changes, and after so many seconds when the line is another one.
+    type: float
+    default: 30
   patience: {description: Seconds without a link before the watching is given up., type: float, default: 900}
 attributes:
   check_mode: {support: full, description: There is nothing to wait for.}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .errors import HsError
 
@@ -37,6 +38,10 @@ CREATE TABLE IF NOT EXISTS samples (
 );
 CREATE INDEX IF NOT EXISTS samples_name ON samples (name, state);
 CREATE INDEX IF NOT EXISTS samples_state ON samples (state, length, bytes);
+CREATE TABLE IF NOT EXISTS norms (
+    idx INTEGER PRIMARY KEY,        -- the sample
+    value BLOB NOT NULL             -- float32, little-endian: mean L2 norm of some rows, one number a state
+);
 """
 
 
@@ -53,6 +58,10 @@ class Sample(NamedTuple):
     reason: Optional[str]
     attempts: int
     changed: float  # unix time
+
+
+def _floats(value: bytes) -> Tuple[float, ...]:
+    return struct.unpack("<{}f".format(len(value) // 4), value)
 
 
 _SELECT = "SELECT idx, name, length, state, file, bytes, sha256, reason, attempts, changed FROM samples "
@@ -144,12 +153,20 @@ class Manifest:
             )
             self._commit_if_late()
 
-    def done(self, idx: int, file: str, size: int, sha256: str, attempts: int = 1) -> None:
-        """The sample's file is in its final place: ``size`` in bytes."""
-        self._write(
-            "UPDATE samples SET state = 'done', file = ?, bytes = ?, sha256 = ?, reason = NULL, attempts = ?, changed = ? WHERE idx = ?",
-            (file, size, sha256, attempts, time.time(), idx),
-        )
+    def done(
+        self, idx: int, file: str, size: int, sha256: str, attempts: int = 1, norms: Optional[Sequence[float]] = None
+    ) -> None:
+        """The sample's file is in its final place: ``size`` in bytes. ``norms``: one number a state, where they were measured."""
+        with self._lock:
+            self._begin()
+            self._db.execute(
+                "UPDATE samples SET state = 'done', file = ?, bytes = ?, sha256 = ?, reason = NULL, attempts = ?, changed = ? WHERE idx = ?",
+                (file, size, sha256, attempts, time.time(), idx),
+            )
+            if norms:
+                value = struct.pack("<{}f".format(len(norms)), *norms)
+                self._db.execute("INSERT OR REPLACE INTO norms VALUES (?, ?)", (idx, value))
+            self._commit_if_late()
 
     def failed(self, idx: int, reason: str, attempts: int = 1) -> None:
         """The sample was given up, and why."""
@@ -186,6 +203,38 @@ class Manifest:
         with self._lock:
             found = self._db.execute(_SELECT + "WHERE name = ? AND state = 'done' LIMIT 1", (name,)).fetchone()
         return Sample(*found) if found else None
+
+    def norms_of(self, idx: int) -> Optional[Tuple[float, ...]]:
+        """The norms of a finished sample, None where none were measured."""
+        with self._lock:
+            found = self._db.execute("SELECT value FROM norms WHERE idx = ?", (idx,)).fetchone()
+        return _floats(found[0]) if found else None
+
+    def norms(self, page: int = 1000) -> Iterator[Tuple[float, ...]]:
+        """The norms of each finished sample that has some; a page in memory at a time. A book of before there were norms has none."""
+        with self._lock:
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'norms'").fetchone():
+                return
+        select = "SELECT samples.idx, value FROM samples JOIN norms USING (idx) "
+        for _, value in self._pages(select, DONE, page):
+            yield _floats(value)
+
+    def lengths(self) -> List[Tuple[int, int]]:
+        """(tokens, finished samples of that length), ascending: as long as the longest sample at most, however many there are."""
+        with self._lock:
+            return self._db.execute(
+                "SELECT length, COUNT(*) FROM samples WHERE state = 'done' GROUP BY length ORDER BY length"
+            ).fetchall()
+
+    def made_between(self, begin: float, end: float) -> Dict[str, int]:
+        """Finished samples that were entered from ``begin`` to ``end`` (unix times): {samples, tokens, bytes, retried}."""
+        with self._lock:
+            found = self._db.execute(
+                "SELECT COUNT(*), TOTAL(length), TOTAL(bytes), TOTAL(attempts > 1) FROM samples "
+                "WHERE state = 'done' AND changed BETWEEN ? AND ?",
+                (begin, end),
+            ).fetchone()
+        return dict(zip(("samples", "tokens", "bytes", "retried"), map(int, found)))
 
     def samples(self, state: Optional[str] = None, page: int = 1000) -> Iterator[Sample]:
         """All samples (of one state) by idx, a page in memory at a time."""

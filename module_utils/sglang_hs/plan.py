@@ -62,6 +62,7 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     undescribed = not work and not _described(Path(settings["output_dir"]))
     work = work or undescribed
     answer: Dict[str, Any] = dict(found.facts(), done=done["samples"], left_tokens=left, bytes=left * each, work=work)
+    answer.update(done_tokens=done["tokens"], done_bytes=done["bytes"])
     answer["line"] = "{:,} samples, {:,} tokens ({} to {} each){}{}".format(
         found.samples,
         found.tokens,
@@ -127,7 +128,7 @@ def duration(seconds: float) -> str:
 def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
     """What an earlier run left in the output folder: counted where the file is there in its size. Refuses another run's folder."""
     output = Path(settings["output_dir"])
-    nothing = {"samples": 0, "tokens": 0}
+    nothing = {"samples": 0, "tokens": 0, "bytes": 0}
     if not (output / FILE).is_file():
         if output.is_dir() and any(output.iterdir()):
             strangers = sorted(entry.name for entry in output.iterdir())[:3]
@@ -170,6 +171,7 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
                 there = False
             nothing["samples"] += there
             nothing["tokens"] += length if there else 0
+            nothing["bytes"] += (size_then or 0) if there else 0
     finally:
         book.close()
     return nothing

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from . import command, fsio, gpus, procs, server, spawn
+from . import command, ending, fsio, gpus, procs, server, spawn
 from .errors import HsError
 from .journal import Paths
 
@@ -343,7 +343,7 @@ def gone_reason(record: Mapping[str, Any], process: Optional[procs.Process]) -> 
         return None
     if process is not None and not procs.alive(process.pid, process.start):
         log = Path(record.get("stdout") or record.get("stderr") or os.devnull)
-        return "the server ended while starting: {}. Its log: {}".format(spawn.why_ended(log), log)
+        return "the server ended while starting: {}. Its log: {}".format(ending.why_ended(log), log)
     return None
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import fsio, procs, production, server, shm, source_edit, spawn, steps
+from . import ending, fsio, procs, production, server, shm, source_edit, spawn, steps
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id
@@ -262,9 +262,11 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
     if serving and serving[0].process is not None:
         _keep_pid(paths, record, serving[0].process)
     report.say("production answers on {}".format(record["url"]))
+    journal.document["answers"] = {"at": time.time(), "decode_before": record.get("decode_rate"), "decode_after": None}
     before = record.get("decode_rate")
     if before and report.changed:
         after = server.decode_rate(record["url"], record["api_key"]) or 0.0
+        journal.document["answers"]["decode_after"] = after
         told = "it decodes {:.0f} tokens/s, before the run {:.0f}".format(after, before)
         slower = after < SLOWER * before
         report.say(told + (": slower than {:.0%} of that; is somebody else asking?".format(SLOWER) if slower else ""))
@@ -483,7 +485,7 @@ def outcome(state_dir: str) -> Dict[str, Any]:
         return {"finished": False, "failed": False, "line": "{} {}".format(last["step"], last["state"]), "lines": []}
     if journal is None:
         return {"finished": True, "failed": False, "line": "the run is closed", "lines": ["the run is closed"]}
-    last_words = " | ".join(spawn.last_lines(paths.state / "restore.log", 4))
+    last_words = " | ".join(ending.last_lines(paths.state / "restore.log", 4))
     return {
         "finished": True,
         "failed": True,

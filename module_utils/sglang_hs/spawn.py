@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import subprocess
 import time
@@ -80,36 +79,6 @@ def _become(spec: Mapping[str, Any]) -> None:
         os.setgid(int(spec.get("gid", os.getgid())))
         os.setuid(int(spec.get("uid", os.getuid())))
     os.umask(int(spec.get("umask", 0o022)))
-
-
-# Lines of a server's log that say nothing of how it is doing: where a warning stands, a traceback's frames and marks.
-_NOISE = re.compile(
-    r"\s*(warnings\.warn\(|File \"|\^+\s*$|~+|During handling|The above exception|Traceback)|.*Ignore import error"
-)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \w+)*\] ?")
-
-
-def last_lines(log: Path, count: int = 12) -> List[str]:
-    """The last lines of a server's log that say something, without time stamps, colours and a traceback's frames."""
-    try:
-        with open(str(log), "rb") as handle:
-            handle.seek(max(0, os.path.getsize(str(log)) - 65536))
-            lines = handle.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    said = [_STAMP.sub("", _COLOUR.sub("", line)).rstrip()[:300] for line in lines if not _NOISE.match(line)]
-    return [line for line in said if line.strip()][-count:]
-
-
-_ERROR = re.compile(r"\s*([\w.]+(Error|Exception|Interrupt): |.*\berror: |.*\bKilled\b|.*out of memory)")
-
-
-def why_ended(log: Path) -> str:
-    """What a dead server's log says of its end: its last error, else its last lines."""
-    lines = last_lines(log, 200)
-    errors = [line.strip() for line in lines if _ERROR.match(line)]
-    return errors[-1] if errors else " | ".join(lines[-4:]) or "nothing was logged"
 
 
 def program(lib: Path, *words: str) -> Dict[str, Any]:

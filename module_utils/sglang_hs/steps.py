@@ -9,9 +9,8 @@ import contextlib
 import os
 import shutil
 import stat
-import time
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, Mapping, Optional
+from typing import AbstractSet, Any, Dict, Iterator, Mapping, Optional
 
 from . import command, fsio, procs, production, secrets, server, shm, source_edit, spawn
 from .errors import HsError
@@ -19,6 +18,7 @@ from .jobs import UNITS, Job
 from .journal import Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
+TURN = 30.0  # seconds that a step waits for the one before it
 SEGMENTS = "server.shm.json"
 DUMP_FILES = (".client.lock", "every_rank")
 
@@ -38,7 +38,7 @@ def begin(
     """
     paths = Paths(state_dir)
     paths.make()
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = Journal.load(paths)
         attached = journal is not None
         if journal is not None:
@@ -115,18 +115,38 @@ def forward(paths: Paths, run_id: str) -> Journal:
     """The open run, if it may go forward."""
     journal = Journal.require(paths, run_id)
     if journal.restoring:
-        raise HsError(
-            "a restore of run {} has begun; no step goes forward any more".format(run_id),
-            "production, which is on its way back",
-            "wait for the restore, then start playbooks/extract.yml again",
-        )
+        raise being_restored(journal)
     return journal
+
+
+def being_restored(journal: Journal) -> HsError:
+    """What a forward step says that comes too late; with the restore's own reason, which may be that the window closed."""
+    why = [record["detail"] for record in journal.document["steps"] if record["step"] == "restore"]
+    return HsError(
+        "a restore of run {} has begun ({}); no step goes forward any more".format(journal.run_id, why[0]),
+        "production, which is on its way back",
+        "wait for the restore, then start playbooks/extract.yml again",
+    )
+
+
+@contextlib.contextmanager
+def turn(paths: Paths) -> Iterator[None]:
+    """Hold the steps' mutex. Raises HsError with the reason of a restore that holds it: that takes as long as production loads."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(fsio.mutex(paths.mutex, TURN))
+        except HsError:
+            journal = Journal.load(paths)
+            if journal is not None and journal.restoring:
+                raise being_restored(journal) from None
+            raise
+        yield
 
 
 def note(state_dir: str, run_id: str, step: str, state: str, detail: str, lease: float) -> None:
     """A record for a step that Ansible itself does (the edit)."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         forward(paths, run_id).record(step, state, detail, lease)
 
 
@@ -144,7 +164,7 @@ def production_record(paths: Paths) -> Dict[str, Any]:
 def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
     """Stop production. {changed, said}."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = forward(paths, run_id)
         settings = journal.settings
         record = production_record(paths)
@@ -172,7 +192,7 @@ def stop(state_dir: str, run_id: str) -> Dict[str, Any]:
 def launch(state_dir: str, run_id: str) -> Dict[str, Any]:
     """Start the extraction server and let go; :func:`progress` tells when it is ready. {changed, said}."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = forward(paths, run_id)
         settings = journal.settings
         record = production_record(paths)
@@ -234,71 +254,10 @@ def clear_dumps(folder: Path) -> bool:
     return True
 
 
-def ready(journal: Journal) -> Dict[str, Any]:
-    """Whether the extraction server is: {finished, failed, line}. Ready = every rank's helper attached, and real generations."""
-    settings = journal.settings
-    job = Job("server", journal.folder)
-    state = job.state()
-    attached = Path(settings["dump_dir"]) / "attached"
-    refused = sorted(attached.glob("refused-*.json")) if attached.is_dir() else []
-    if refused:
-        reason = (fsio.read_json(refused[0]) or {}).get("reason", "no reason given")
-        return {"finished": True, "failed": True, "line": "the capture helper refused this server: {}".format(reason)}
-    if not state["running"]:
-        return {
-            "finished": True,
-            "failed": True,
-            "line": "the extraction server ended with status {} while starting: {}. Its log: {}".format(
-                state["code"], spawn.why_ended(job.log), job.log
-            ),
-        }
-    ranks = sorted(attached.glob("rank*.json")) if attached.is_dir() else []
-    url = "http://127.0.0.1:{}".format(settings["extraction_port"])
-    if len(ranks) < int(settings["tensor_parallel"]):
-        if procs.listeners(int(settings["extraction_port"])) and server.healthy(url, timeout=10) is None:
-            return {
-                "finished": True,
-                "failed": True,
-                "line": "the extraction server generates, but the capture is attached on {} of its {} ranks: the model that it "
-                "serves is not SGLang's own DeepseekV2Model. Its log: {}".format(
-                    len(ranks), settings["tensor_parallel"], job.log
-                ),
-            }
-        seen = spawn.last_lines(job.log, 1)
-        return {
-            "finished": False,
-            "failed": False,
-            "line": "loading ({} of {} ranks attached): {}".format(
-                len(ranks), settings["tensor_parallel"], seen[-1][:120] if seen else "no output yet"
-            ),
-        }
-    for rank in ranks:
-        said = fsio.read_json(rank) or {}
-        if [int(boundary) for boundary in said.get("boundaries", [])] != list(settings["boundaries"]) or said.get(
-            "final"
-        ) != settings["final"]:
-            return {
-                "finished": True,
-                "failed": True,
-                "line": "{} attached with other boundaries than asked for: {}".format(rank.name, said),
-            }
-    reason = server.healthy(url, timeout=60)
-    if reason:
-        return {"finished": False, "failed": False, "line": "attached; warming up: {}".format(reason[:120])}
-    first = fsio.read_json(ranks[0]) or {}
-    return {
-        "finished": True,
-        "failed": False,
-        "line": "ready: layout {}, boundaries {}, final {}, {} rank{}".format(
-            first.get("layout"), first.get("boundaries"), first.get("final"), len(ranks), "s" * (len(ranks) > 1)
-        ),
-    }
-
-
 def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
     """Start the client (canary first, then the data) and let go. {changed, said}."""
     paths = Paths(state_dir)
-    with fsio.mutex(paths.mutex, 30):
+    with turn(paths):
         journal = forward(paths, run_id)
         if journal.last("launch") != "done":
             raise HsError(
@@ -385,66 +344,3 @@ def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Di
             "tensor_parallel": settings["tensor_parallel"],
         },
     }
-
-
-def extracted(journal: Journal) -> Dict[str, Any]:
-    """How the client is doing: {finished, failed, line, result, progress}."""
-    job = Job("client", journal.folder)
-    state = job.state()
-    progress = fsio.read_json(journal.folder / "progress.json") or {}
-    result = fsio.read_json(journal.folder / "result.json") or {}
-    over = {"finished": True, "failed": True, "result": result, "progress": progress}
-    if state["running"]:
-        server_job = Job("server", journal.folder)
-        gone = server_job.state()
-        if not gone["running"] and not result:  # nobody starts it again within a run: no use in waiting for the client
-            line = "the extraction server ended with status {}: {}. Its log: {}"
-            return dict(over, line=line.format(gone["code"], spawn.why_ended(server_job.log), server_job.log))
-        return dict(over, finished=False, failed=False, line=progress_line(progress))
-    if not result:
-        line = "the client ended with status {} and no result: {}. Its log: {}"
-        return dict(over, line=line.format(state["code"], spawn.why_ended(job.log), job.log))
-    return dict(over, failed=result.get("outcome") != "complete", line=str(result.get("message", result)))
-
-
-def progress_line(progress: Mapping[str, Any]) -> str:
-    """One line for a person."""
-    if not progress:
-        return "the client starts"
-    if progress.get("phase") == "canary":
-        return "canary: {}".format(progress.get("message") or "proving the states before the data set")
-    eta = progress.get("eta_s")
-    return "{}/{} samples, {} tokens, {:.0f} tokens/s, {:.1f} MB/s{}{}".format(
-        progress.get("done", 0),
-        progress.get("total", 0),
-        progress.get("tokens_done", 0),
-        progress.get("tokens_per_s") or 0,
-        (progress.get("bytes_per_s") or 0) / 1e6,
-        ", {} in quarantine".format(progress["quarantined"]) if progress.get("quarantined") else "",
-        "" if eta is None else ", {:.0f} s left".format(eta),
-    )
-
-
-def progress(state_dir: str, run_id: str, what: str) -> Dict[str, Any]:
-    """How ``launch`` or ``extract`` is doing; writes the step's end into the journal when it is over. {finished, failed, line, ...}."""
-    paths = Paths(state_dir)
-    journal = Journal.require(paths, run_id)
-    found = ready(journal) if what == "launch" else extracted(journal)
-    if what == "launch" and not found["finished"]:
-        begun = max(
-            record["at"]
-            for record in journal.document["steps"]
-            if record["step"] == "launch" and record["state"] == "begun"
-        )
-        if time.time() - begun > float(journal.settings["launch_timeout"]):
-            found.update(
-                finished=True,
-                failed=True,
-                line="not ready after {} s (hs_launch_timeout); it was at: {}".format(
-                    journal.settings["launch_timeout"], found["line"]
-                ),
-            )
-    if found["finished"] and journal.last(what) == "begun":
-        with fsio.mutex(paths.mutex, 30):
-            forward(paths, run_id).record(what, "failed" if found["failed"] else "done", found["line"][:500])
-    return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -144,7 +142,7 @@ def remote(host: Host) -> Iterator[Remote]:
 def test_a_link_that_is_cut_for_a_while_is_waited_out_also_by_a_user_with_sudo(remote: Remote) -> None:
     remote.shell(OP + SUDO)
     playing = remote.begin(*AS_OP, "-e", "ansible_become=true")
-    remote.seen("loading (0")
+    remote.seen("capture attached on 0 of")
     remote.rig("cut", NAME)
     time.sleep(20)
     remote.rig("heal", NAME)

@@ -148,15 +148,6 @@ def test_what_a_restore_starts_heeds_its_sigterm(tmp_path: Path) -> None:
     assert spawn.wait_gone([found], 5) == []
 
 
-def test_last_lines_say_something(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "[2026-01-01 10:00:00] \x1b[1;33mloading\x1b[0m\n  warnings.warn(\n\nTraceback (most recent call last):\n"
-        '  File "x.py", line 1, in f\n    ^^^^\nRuntimeError: out of memory\n'
-    )
-    assert spawn.last_lines(log) == ["loading", "RuntimeError: out of memory"]
-
-
 def test_a_process_that_does_not_belong_to_a_unit_has_none() -> None:
     assert procs.unit_of(2**22 + 1) is None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import fsio, procs, restore, steps
+from sglang_hs import fsio, procs, restore, steps, watching
 from sglang_hs.journal import Journal, Paths, boot_id
 
 VIEW: dict[str, Any] = {
@@ -191,14 +191,12 @@ def test_a_server_that_generates_without_the_capture_is_refused_at_once(journal:
     steps.dump_folder(dumps, os.getuid(), os.getgid())
     with ThreadingHTTPServer(("127.0.0.1", 0), Generates) as server:
         journal.document["settings"].update(tensor_parallel=1, dump_dir=str(dumps), extraction_port=1)
-        assert steps.ready(journal) == {
-            "finished": False,
-            "failed": False,
-            "line": "loading (0 of 1 ranks attached): Load weight end.",
-        }
+        found = watching.ready(journal)
+        assert (found["finished"], found["failed"], found["phase"]) == (False, False, "memory pool 0")
+        assert found["line"].startswith("launch: memory pool | capture attached on 0 of 1 ranks | ")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         journal.document["settings"]["extraction_port"] = server.server_address[1]
-        found = steps.ready(journal)
+        found = watching.ready(journal)
         server.shutdown()
     assert (found["finished"], found["failed"]) == (True, True)
     assert "generates, but the capture is attached on 0 of its 1 ranks" in found["line"]

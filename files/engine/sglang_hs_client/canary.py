@@ -60,6 +60,8 @@ class Numbers:
     together: int = 0  # most prompts that were seen in one forward
     together_difference: float = 0.0
     longest: int = 0
+    state_tolerance: float = 0.0  # of each difference of states
+    logprob_tolerance: float = 0.0
 
 
 def prompts(rows: List[List[int]], spec: Spec) -> List[List[int]]:
@@ -93,7 +95,9 @@ class Canary:
         self.ranks = ranks
         self.tolerance = TOLERANCES[expected.dtype]
         self.checkpoint = Checkpoint(Path(spec.model_path))
-        self.numbers = Numbers(ranks=ranks)
+        self.numbers = Numbers(
+            ranks=ranks, state_tolerance=self.tolerance.state, logprob_tolerance=self.tolerance.logprob
+        )
         self._errors: List[torch.Tensor] = []
 
     def run(self, samples: List[Tuple[str, List[int]]], longest: Tuple[str, List[int]]) -> Numbers:

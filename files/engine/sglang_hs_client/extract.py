@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional
+from typing import Dict, Iterable, List, Optional, Sequence
 
 from sglang_hs.dataset import Row
 from sglang_hs.manifest import DONE, FAILED, PENDING, Manifest
@@ -18,6 +18,7 @@ from .dumpfile import Expected, check_data, check_header, prompts_in_forward
 from .exchange import Exchange
 from .faults import OutputFault, SampleFault, ServerGone
 from .gate import Gate
+from .norms import measure
 from .output import Output, file_name
 from .server import Server
 from .spec import Spec
@@ -154,7 +155,7 @@ class Extraction:
         if found is None or found.state != DONE or found.file is None or found.bytes is None or found.sha256 is None:
             return
         file = self.output.share(found.file, idx)
-        self.manifest.done(idx, file, found.bytes, found.sha256, 0)
+        self.manifest.done(idx, file, found.bytes, found.sha256, 0, self.manifest.norms_of(source))
         self.tally.add(done=1, tokens_done=found.length, bytes_done=found.bytes, shared=1)
 
     # -- worker threads ------------------------------------------------------------------------------------------------
@@ -188,6 +189,7 @@ class Extraction:
         for attempt in range(1, self.spec.retries + 2):
             try:
                 dump = self._fetch(row, name, attempt)
+                norms = measure(dump)
                 file, size, total = self.output.accept(dump, row.idx, row.input_ids, name, self.expected)
             except SampleFault as error:
                 fault = error
@@ -196,7 +198,7 @@ class Extraction:
                 if self._stop.wait(min(0.25 * 2**attempt, 10.0)):
                     return  # stays pending
             else:
-                self._accepted(row, name, file, size, total, attempt)
+                self._accepted(row, name, file, size, total, attempt, norms)
                 return
         self._give_up(row, name, fault, attempt)
 
@@ -211,7 +213,7 @@ class Extraction:
         except (SampleFault, OSError):
             return False
         self.output.release(row.idx)
-        self._accepted(row, name, file_name(row.idx), header.size, total, 0)
+        self._accepted(row, name, file_name(row.idx), header.size, total, 0, measure(path))
         return True
 
     def _fetch(self, row: Row, name: str, attempt: int) -> Path:
@@ -241,8 +243,17 @@ class Extraction:
         if now - since > self.spec.outage_s or self._stop.wait(1.0):
             raise ServerGone("the server at {} has been unreachable for {:.0f} s".format(self.spec.server, now - since))
 
-    def _accepted(self, row: Row, name: str, file: str, size: int, total: str, attempt: int) -> None:
-        self.manifest.done(row.idx, file, size, total, attempt)
+    def _accepted(
+        self,
+        row: Row,
+        name: str,
+        file: str,
+        size: int,
+        total: str,
+        attempt: int,
+        norms: Optional[Sequence[float]] = None,
+    ) -> None:
+        self.manifest.done(row.idx, file, size, total, attempt, norms)
         self.tally.add(done=1, tokens_done=len(row.input_ids), bytes_done=size)
         for idx in self._pop_twins(name):
             self._share(row.idx, idx)

@@ -1,7 +1,8 @@
-"""What the run tells while it runs (progress.json) and at its end (result.json), and the rates it tells."""
+"""What the run tells while it runs (progress.json, history.jsonl), and the rates it tells."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -10,16 +11,21 @@ from typing import Any, Callable, Deque, Dict, Optional, Tuple
 
 from sglang_hs.fsio import write_json
 
+from .history import History
+
 
 class Progress:
     """Written at most once a second by a thread of its own, so that a hanging request does not silence it.
 
     ``counts`` gives total, done, failed, quarantined, tokens_total, tokens_done, bytes_done; called once a tick.
-    Rates are over the last minute.
+    Rates are over the last minute. ``dump_dir``, ``output_dir``: whose free bytes are told beside them.
     """
 
-    def __init__(self, run_dir: Path, counts: Callable[[], Dict[str, int]]) -> None:
+    def __init__(self, run_dir: Path, counts: Callable[[], Dict[str, int]], dump_dir: str, output_dir: str) -> None:
         self.path = run_dir / "progress.json"
+        self._run_dir = run_dir
+        self._history: Optional[History] = None
+        self._folders = {"dump_free": dump_dir, "output_free": output_dir}
         self._counts = counts
         self._started = time.time()
         self._phase = "canary"
@@ -51,13 +57,24 @@ class Progress:
         with self._lock:
             self._message = message
 
-    def write(self) -> None:
-        """Write the file now."""
+    def write(self, last: bool = False) -> None:
+        """Write the files now. ``last``: the history gets a line whether it is time for one or not."""
         try:
             counts = self._counts()
             with self._lock:
                 document = self._document(counts)
             write_json(self.path, document, 0o644)
+            if self._history is None:
+                self._history = History(self._run_dir)
+            self._history.add(
+                {
+                    "at": document["updated"],
+                    "tokens": document["tokens_done"],
+                    "bytes": document["bytes_done"],
+                    **{key: document[key] for key in ("phase", "done", "failed", "quarantined", *self._folders)},
+                },
+                last,
+            )
         except OSError:
             pass  # a full disk must not end the run here; the run itself notices in its own place
 
@@ -86,6 +103,7 @@ class Progress:
             "updated": now,
             "eta_s": round(left / speed) if speed > 0 else None,
             "message": self._message,
+            **{key: free_bytes(folder) for key, folder in self._folders.items()},
         }
 
     def stop(self) -> None:
@@ -93,4 +111,13 @@ class Progress:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self.write()
+        self.write(last=True)
+
+
+def free_bytes(folder: str) -> Optional[int]:
+    """Bytes that an ordinary user may still write in ``folder``'s file system; None where it cannot be asked for."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize

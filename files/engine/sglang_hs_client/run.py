@@ -40,7 +40,7 @@ class Run:
         self.output = Output(spec.output)
         self.exchange = Exchange(Path(spec.dump_dir))
         self.server = Server(spec.server, spec.api_key, spec.request_timeout_s)
-        self.progress = Progress(Path(spec.run_dir), self.tally.snapshot)
+        self.progress = Progress(Path(spec.run_dir), self.tally.snapshot, spec.dump_dir, spec.output_dir)
         self.numbers: Dict[str, Any] = {}
         self.manifest: Optional[Manifest] = None
         self.extraction: Optional[Extraction] = None

@@ -180,7 +180,7 @@ def _judge(strikes: list[Strike], result: Result) -> None:
         if seen[key]:
             problems.append(f"{told} left: {seen[key]}")
     stray = sorted(set(seen["state"]) - KEPT) + seen["backup"] + seen["samples"]["stray"]
-    stray += sorted(name for name in set(seen["shm"]) - set(before["shm"]) if "hs" in name)
+    stray += sorted(name for name in set(seen["shm"]) - set(before["shm"]) if name.startswith("sglang_hs"))
     if stray:
         problems.append(f"files left: {stray}")
     if seen["samples"]["wrong"]:
