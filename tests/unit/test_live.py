@@ -133,7 +133,12 @@ class Play:
             for key, word in os.environ.items()
             if not key.startswith(("ANSIBLE_", "NO_COLOR", "PYTHONUNBUFFERED"))
         }
-        private = {"HOME": str(self.folder), "ANSIBLE_HOME": str(self.folder / "ansible"), "TERM": "xterm-256color"}
+        private = {
+            "HOME": str(self.folder),
+            "ANSIBLE_HOME": str(self.folder / "ansible"),
+            "ANSIBLE_REMOTE_TEMP": str(self.folder / "remote"),
+            "TERM": "xterm-256color",
+        }
         return {**kept, **private, "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"), **more}
 
     def on_terminal(self, *words: str, columns: int = 120, lines: int = 30, **env: str) -> Session:
