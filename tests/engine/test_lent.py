@@ -89,6 +89,31 @@ def test_a_job_of_the_writer_reaches_nothing_but_its_buffer_and_its_own_copy_of_
     assert not reached & {tensor.untyped_storage().data_ptr() for tensor in lent}
 
 
+def test_a_job_that_waits_keeps_no_device_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model("D")
+    recorder = capture(model, tmp_path)
+    held = held_jobs(recorder)
+    wish(tmp_path, PROMPTS[:1], "ranks")
+    pool = recorder.pool
+    take, areas = pool.take, []
+
+    def take_apart(size: int) -> Any:
+        """As on CUDA: the forward copies to another memory than the writer reads."""
+        slot = take(size)
+        slot.area = torch.empty_like(slot.host)
+        areas.append(slot.area.untyped_storage().data_ptr())
+        return slot
+
+    def send(slot: Any, size: int) -> None:
+        slot.host[:size].copy_(slot.area[:size])
+        slot.area = slot.host
+
+    monkeypatch.setattr(pool, "take", take_apart)
+    monkeypatch.setattr(pool, "send", send)
+    forward(model, batch(PROMPTS[:1]))
+    assert areas and not storages(held[0]) & set(areas)
+
+
 def test_a_writer_that_comes_after_the_next_batch_finds_what_the_forward_was(tmp_path: Path) -> None:
     model = Model("D")
     recorder = capture(model, tmp_path)
