@@ -167,16 +167,11 @@ class Recorder:
         if recording.problem:
             self._abandon(recording, recording.problem)
             return
-        slot = recording.slot
-        assert slot is not None
-        self.current = None
-        self.pool.send(slot, recording.size)
-        dumps = []
-        for sequence in recording.sequences:
-            for name, per_rank in self.exchange.done_paths(sequence.name, sequence.every_rank).items():
-                pieces = functools.partial(self._pieces, recording, sequence, per_rank)
-                dumps.append(Dump(sequence.name, self.exchange.folder / "done" / name, pieces))
-        self.writer.put(Job(slot, dumps))
+        try:
+            self._hand_over(recording)
+        except Exception as error:
+            log.exception("the capture failed to hand a forward over")
+            self._abandon(recording, "the capture failed: {!r}".format(error))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +187,24 @@ class Recorder:
         recording.states = states.view(rows, self.settings.slots, width)
         recording.post = post.view(-1, width)
         recording.inputs = inputs.view(-1, rows, width)
+
+    def _hand_over(self, recording: Recording) -> None:
+        """Give the forward to the writer. From here on only the slot's host buffer and copies of our own are looked at.
+
+        The engine lends its tensors for the forward alone: its runner keeps one set of input buffers and puts the next batch into them.
+        """
+        slot = recording.slot
+        assert slot is not None
+        dumps = []
+        for sequence in recording.sequences:
+            for name, per_rank in self.exchange.done_paths(sequence.name, sequence.every_rank).items():
+                pieces = functools.partial(self._pieces, recording, sequence, per_rank)
+                dumps.append(Dump(sequence.name, self.exchange.folder / "done" / name, pieces))
+        self.pool.send(slot, recording.size)
+        # the next forward writes into the same device memory, and a larger one replaces it: a lagging writer holds none of it
+        recording.states = recording.post = recording.inputs = torch.empty(0, device="cpu")
+        self.writer.put(Job(slot, dumps))
+        self.current = None
 
     def _abandon(self, recording: Recording, reason: str) -> None:
         self.current = None

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import zlib
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Sequence, Tuple, Union
 
@@ -72,18 +72,24 @@ def write_summed(path: Path, start: Callable[[str], bytes], pieces: List[Buffer]
     blocks = [block for piece in pieces for block in _blocks(piece)]
     place = len(start(UNKNOWN))
     # zlib and write both let go of the interpreter's lock: neither waits for the other, nor the forward for either
-    sums = summers.map(zlib.crc32, blocks)
-    with _written(path) as fd:
-        os.lseek(fd, place, os.SEEK_SET)
-        for block in blocks:
-            _write_all(fd, block)
-        whole = 0
-        for block, crc in zip(blocks, sums):
-            whole = combined(whole, crc, len(block))
-        head = start("{:08x}".format(whole))
-        assert len(head) == place, "the header's length depends on the checksum"
-        os.lseek(fd, 0, os.SEEK_SET)
-        _write_all(fd, memoryview(head))
+    sums = [summers.submit(zlib.crc32, block) for block in blocks]
+    try:
+        with _written(path) as fd:
+            os.lseek(fd, place, os.SEEK_SET)
+            for block in blocks:
+                _write_all(fd, block)
+            whole = 0
+            for block, crc in zip(blocks, sums):
+                whole = combined(whole, crc.result(), len(block))
+            head = start("{:08x}".format(whole))
+            assert len(head) == place, "the header's length depends on the checksum"
+            os.lseek(fd, 0, os.SEEK_SET)
+            _write_all(fd, memoryview(head))
+    finally:
+        # after an error too: whoever comes back from here may overwrite the data, and nobody reads it any more
+        for crc in sums:
+            crc.cancel()
+        wait(sums)
 
 
 @contextlib.contextmanager
