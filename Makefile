@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test test-matrix lint unit compat compat-real kills faults bench docs clean
+.PHONY: help demo demo-stop test test-matrix lint unit compat compat-real kills faults bench bench-gpu docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,8 +45,11 @@ unit: $(VENV)/stamp ## Only the unit tests
 compat: $(VENV)/stamp ## Run the edit on every release of SGLang (RELEASES="0.5.6 0.5.12": on these); writes docs/compatibility.md
 	@compat/compat.sh $(RELEASES)
 
-bench: $(VENV)/stamp ## Measure what has a goal
-	@bench/run
+bench: $(VENV)/stamp ## Measure what has a goal (ONLY="key key": only these); writes docs/performance.md
+	@bench/run $(ONLY)
+
+bench-gpu: ## Measure the copies beside a running forward, on a CUDA device (PYTHON=the engine's)
+	@PYTHONPATH=$(CURDIR) $(PYTHON) -m bench.gpu
 
 COUNT ?= 200
 kills: $(VENV)/stamp ## kill -9 of client, scheduler and server at COUNT=200 random moments; SEED=n plays the same again

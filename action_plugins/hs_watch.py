@@ -16,8 +16,8 @@ from ansible.utils.display import Display
 
 display = Display()
 
-# Seconds between two questions, by how long the watching has been going on: (up to, on a terminal, for a log).
-PACES = ((60.0, 1.0, 1.0), (float("inf"), 2.0, 5.0))
+# Seconds after which a question is answered also without news, by how long the watching has been going on: (up to, on a terminal, for a log).
+PACES = ((60.0, 2.0, 3.0), (float("inf"), 2.0, 5.0))
 COLOURS = {"": "", "warn": C.COLOR_WARN, "bad": C.COLOR_ERROR}
 
 
@@ -58,8 +58,8 @@ class Teller:
 
 
 class ActionModule(ActionBase):
-    """hs_watch: {what, state_dir, run_id, every: seconds between two questions, log_every: between two lines in a log, patience: without
-    a link}."""
+    """hs_watch: {what, state_dir, run_id, every: seconds between two answers without news, log_every: between two lines in a log,
+    patience: without a link}."""
 
     TRANSFERS_FILES = False
     _VALID_ARGS = frozenset(("what", "state_dir", "run_id", "every", "log_every", "patience"))
@@ -94,7 +94,10 @@ class ActionModule(ActionBase):
         patience = float(given.get("patience", 900))
         begun = answered = time.monotonic()
         answered_at = time.time()
+        phase = ""
         while True:
+            asked, pace = time.monotonic(), self._pace(begun, teller.screen is not None)
+            words.update(wait=pace, phase=phase)
             try:
                 answer = self._execute_module(module_name="hs_progress", module_args=words, task_vars=task_vars)
             except AnsibleConnectionFailure as error:
@@ -105,7 +108,7 @@ class ActionModule(ActionBase):
                     return dict(answer)
                 since = time.strftime("%H:%M:%S", time.localtime(answered_at))
                 teller.say("no link", f"no link since {since} ({lost:.0f} s); the job goes on there", "warn")
-                time.sleep(min(self._pace(begun, teller.screen is not None) * 2, 10))
+                time.sleep(min(pace * 2, 10))
                 with contextlib.suppress(AnsibleError):  # a connection that is gone may have nothing to reset
                     self._connection.reset()
                 continue
@@ -115,10 +118,12 @@ class ActionModule(ActionBase):
             if answer["finished"]:
                 return dict(answer, failed=True, msg=answer["line"]) if answer["step_failed"] else dict(answer)
             teller.say(answer["phase"], answer["line"], answer.get("mood", ""))
-            time.sleep(self._pace(begun, teller.screen is not None))
+            if answer["phase"] == phase:
+                time.sleep(max(0.0, asked + pace - time.monotonic()))  # it waited that long itself, or cannot
+            phase = answer["phase"]
 
     def _pace(self, begun: float, live: bool) -> float:
-        """Seconds until the next question: what takes long is asked for less often."""
+        """Seconds that a question may wait for news: what takes long is asked for less often."""
         if "every" in self._task.args:
             return float(self._task.args["every"])
         spent = time.monotonic() - begun

@@ -7,21 +7,28 @@ columns are passed over, but a ``seq_len`` must be true. Three forms are read: J
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import sys
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 from .errors import HsError
 
+# what SGLang brings along, where it does: a plan reads hundreds of megabytes
 try:
     import orjson as _orjson
 except ImportError:
     _orjson = None
+try:
+    import msgspec as _msgspec
+except ImportError:
+    _msgspec = None
 
 UNTOUCHED = "everything: the data set was only read"
 _BITS = frozenset((0, 1))
@@ -120,29 +127,30 @@ def scan(
 ) -> Scan:
     """Read the whole data set once and sum it up; ``each`` is called with every row (the client fills its manifest so).
 
+    Without ``each`` a row that is plainly right is counted and not made; whatever is the matter with another is told by :func:`check`.
     Memory: one row.
     """
     limits = Limits(vocab_size, max_prompt, cut_to)
     result = Scan(str(path))
-    for idx, where, record in _records(Path(path)):
-        row = check(idx, where, record, limits)
-        if each is not None:
-            each(row)
-        if isinstance(row, BadRow):
-            result.bad_total += 1
-            if len(result.bad) < limit_bad:
-                result.bad.append(row)
-            continue
-        length = len(row.input_ids)
-        result.samples += 1
-        result.tokens += length
-        result.cut += len(record["input_ids"]) > length
-        result.masked += row.loss_mask is not None
-        result.min_length = min(result.min_length or length, length)
-        result.max_length = max(result.max_length, length)
-        edge = 1 << max(length - 1, 0).bit_length()
-        result.hist[edge] = result.hist.get(edge, 0) + 1
-    result.sha256 = digest(path)
+    with ThreadPoolExecutor(1) as beside:
+        total = beside.submit(digest, path)
+        for idx, (file, word, number, raw, source) in enumerate(_raw_rows(Path(path))):
+            told = source.brief(raw, limits) if each is None else None
+            if told is not None:
+                _count(result, min(told[0], cut_to or told[0]), *told)
+                continue
+            where = "{}{}{}".format(file.name, word, number)
+            record = _record(idx, where, raw, source)
+            row = check(idx, where, record, limits)
+            if each is not None:
+                each(row)
+            if isinstance(row, BadRow):
+                result.bad_total += 1
+                if len(result.bad) < limit_bad:
+                    result.bad.append(row)
+                continue
+            _count(result, len(row.input_ids), len(record["input_ids"]), row.loss_mask is not None)
+        result.sha256 = total.result()
     if not result.samples and not result.bad_total:
         raise HsError(
             "the data set {} has no rows".format(path),
@@ -150,6 +158,18 @@ def scan(
             "point hs_dataset at the file or folder that holds the prompts",
         )
     return result
+
+
+def _count(result: Scan, length: int, whole: int, masked: bool) -> None:
+    """Add a sample of ``length`` tokens, cut from ``whole``."""
+    result.samples += 1
+    result.tokens += length
+    result.cut += whole > length
+    result.masked += masked
+    result.min_length = min(result.min_length or length, length)
+    result.max_length = max(result.max_length, length)
+    edge = 1 << max(length - 1, 0).bit_length()
+    result.hist[edge] = result.hist.get(edge, 0) + 1
 
 
 def check(idx: int, where: str, record: Any, limits: Limits) -> Union[Row, BadRow]:
@@ -270,43 +290,108 @@ def _files(path: Path) -> List[Path]:
     return files
 
 
+@dataclass(frozen=True)
+class _Source:
+    """What is done with a row as it was read.
+
+    parse: makes a record of it; a ValueError is the row's fault. brief: (tokens before the cut, whether it has a loss mask) of a row in
+    which :func:`check` would find no fault, None wherever that takes the record to tell.
+    """
+
+    parse: Callable[[Any], Any]
+    brief: Callable[[Any, Limits], Optional[Tuple[int, bool]]]
+
+
+# (word between file and number in messages, number, row as it was read, what to do with it)
+_Rows = Iterator[Tuple[str, int, Any, _Source]]
+
+
 def _records(path: Path, wanted: Optional[Callable[[int], bool]] = None) -> Iterator[Tuple[int, str, Any]]:
     """(row number, where it is, raw record) of every wanted row; the record is a BadRow where it cannot even be parsed."""
-    idx = 0
+    for idx, (file, word, number, raw, source) in enumerate(_raw_rows(path)):
+        if wanted is None or wanted(idx):
+            where = "{}{}{}".format(file.name, word, number)
+            yield idx, where, _record(idx, where, raw, source)
+
+
+def _record(idx: int, where: str, raw: Any, source: _Source) -> Any:
+    """The record that a row holds, a BadRow where it holds none."""
+    try:
+        return source.parse(raw)
+    except UnicodeDecodeError:
+        return BadRow(idx, where, "not JSON (not UTF-8 text)")
+    except ValueError as error:
+        return BadRow(idx, where, "not JSON ({})".format(error))
+
+
+def _raw_rows(path: Path) -> Iterator[Tuple[Path, str, int, Any, _Source]]:
+    """Every row of every file, unparsed."""
     for file in _files(path):
         if file.suffix == ".parquet":
-            source: Iterator[Tuple[str, int, Any, Parse]] = _parquet(file)
-        elif file.suffix == ".arrow":
-            source = _arrow(file)
+            rows_of: Callable[[Path], _Rows] = _parquet
         else:
-            source = _json_lines(file)
-        for word, number, raw, parse in source:
-            if wanted is None or wanted(idx):
-                where = "{}{}{}".format(file.name, word, number)
-                try:
-                    record = parse(raw)
-                except UnicodeDecodeError:
-                    record = BadRow(idx, where, "not JSON (not UTF-8 text)")
-                except ValueError as error:
-                    record = BadRow(idx, where, "not JSON ({})".format(error))
-                yield idx, where, record
-            idx += 1
+            rows_of = _arrow if file.suffix == ".arrow" else _json_lines
+        for word, number, raw, source in rows_of(file):
+            yield file, word, number, raw, source
 
 
-# what makes a record of a row as it was read; a ValueError is the row's fault
-Parse = Callable[[Any], Any]
-
-
-def _json_lines(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
+def _json_lines(file: Path) -> _Rows:
     """One JSON value a line; empty lines are no rows (but count as lines in messages)."""
+    source = _Source(_parse, _brief)
     with file.open("rb") as handle:
         for number, line in enumerate(handle, 1):
             if line.strip():
-                yield ":", number, line, _parse
+                yield ":", number, line, source
+
+
+def _brief(line: bytes, limits: Limits) -> Optional[Tuple[int, bool]]:
+    """One pass over the text that checks while it parses: msgspec takes no float or true for an int, and stops at the first that is out of range."""
+    decode = _decoder(limits.vocab_size)
+    if decode is None:
+        return None
+    try:
+        if not line.isascii():
+            line.decode()  # what is passed over is not looked at
+        ids, mask, length = decode(line)
+    except Exception:  # whatever it is, the record tells it
+        return None
+    return _plain(len(ids), None if mask is None else len(mask), length, limits)
+
+
+@functools.lru_cache(maxsize=4)
+def _decoder(vocab_size: int) -> Optional[Callable[[bytes], Tuple[List[int], Optional[List[int]], Optional[int]]]]:
+    """What reads the columns of a line whose ids lie in the vocabulary and whose mask is 0 and 1; None without msgspec."""
+    if _msgspec is None or sys.version_info < (3, 9):
+        return None
+    from typing import Annotated
+
+    def within(end: int) -> Any:
+        return List[Annotated[int, _msgspec.Meta(ge=0, lt=end)]]
+
+    fields = [
+        ("input_ids", within(vocab_size)),
+        ("loss_mask", Optional[within(2)], None),
+        ("seq_len", Optional[int], None),
+    ]
+    decoder = _msgspec.json.Decoder(_msgspec.defstruct("Line", fields, gc=False))
+
+    def decode(line: bytes) -> Tuple[List[int], Optional[List[int]], Optional[int]]:
+        row = decoder.decode(line)
+        return row.input_ids, row.loss_mask, row.seq_len
+
+    return decode
+
+
+def _plain(tokens: int, masked: Optional[int], length: Any, limits: Limits) -> Optional[Tuple[int, bool]]:
+    """A brief of a row of good ids and mask, None where a length is the matter. masked: entries of the mask. length: what seq_len says."""
+    left = min(tokens, tokens if limits.cut_to is None else limits.cut_to)
+    if not 0 < left <= limits.max_prompt or masked not in (None, tokens) or length not in (None, tokens):
+        return None
+    return tokens, masked is not None
 
 
 def _parse(line: bytes) -> Any:
-    """The JSON value in ``line``. A plan reads hundreds of megabytes: orjson, which SGLang brings along, where there is one."""
+    """The JSON value in ``line``."""
     if _orjson is not None:
         try:
             return _orjson.loads(line)
@@ -315,7 +400,7 @@ def _parse(line: bytes) -> Any:
     return json.loads(line)
 
 
-def _parquet(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
+def _parquet(file: Path) -> _Rows:
     parquet = _pyarrow("parquet", file)
     try:
         with parquet.ParquetFile(str(file)) as source:
@@ -327,7 +412,7 @@ def _parquet(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
         ) from error
 
 
-def _arrow(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
+def _arrow(file: Path) -> _Rows:
     ipc = _pyarrow("ipc", file)
     try:
         with ipc.open_stream(str(file)) as source:
@@ -340,7 +425,7 @@ def _arrow(file: Path) -> Iterator[Tuple[str, int, Any, Parse]]:
         ) from error
 
 
-def _batches(batches: Any) -> Iterator[Tuple[str, int, Any, Parse]]:
+def _batches(batches: Any) -> _Rows:
     number = 0
     for batch in batches:
         names = [name for name in COLUMNS if name in batch.schema.names]
@@ -351,9 +436,38 @@ def _batches(batches: Any) -> Iterator[Tuple[str, int, Any, Parse]]:
             values = ((name, _flat(column[place].as_py())) for name, column in columns.items())
             return {name: value for name, value in values if value is not None}
 
+        def brief(place: int, limits: Limits, columns: Dict[str, Any] = columns) -> Optional[Tuple[int, bool]]:
+            return _brief_columns({name: column[place] for name, column in columns.items()}, limits)
+
+        source = _Source(record, brief)
         for place in range(batch.num_rows):
-            yield " row ", number, place, record
+            yield " row ", number, place, source
             number += 1
+
+
+def _brief_columns(row: Dict[str, Any], limits: Limits) -> Optional[Tuple[int, bool]]:
+    """The brief of a row of arrow scalars; its numbers are never made Python's."""
+    ids, mask = row.get("input_ids"), row.get("loss_mask")
+    tokens = _within(ids, limits.vocab_size)
+    masked = None if mask is None or not mask.is_valid else _within(mask, 2)
+    if tokens is None or (masked is None and mask is not None and mask.is_valid):
+        return None
+    length = row["seq_len"].as_py() if "seq_len" in row else None
+    return None if isinstance(length, list) else _plain(tokens, masked, length, limits)
+
+
+def _within(scalar: Any, end: int) -> Optional[int]:
+    """How many numbers a list has, None unless all of them are there, whole and from 0 to below ``end``."""
+    import pyarrow
+    import pyarrow.compute
+
+    values = getattr(scalar, "values", None)
+    if not isinstance(values, pyarrow.Array) or values.null_count or not len(values):
+        return None
+    if not pyarrow.types.is_integer(values.type):
+        return None
+    found = pyarrow.compute.min_max(values)
+    return len(values) if found["min"].as_py() >= 0 and found["max"].as_py() < end else None
 
 
 def _flat(value: Any) -> Any:

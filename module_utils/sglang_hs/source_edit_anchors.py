@@ -309,7 +309,10 @@ def _matches_list(patterns: List[Any], nodes: List[Any]) -> bool:
 
 
 def same_but_inserted(before: ast.AST, after: ast.AST, inserted: Sequence[Tuple[int, int]]) -> bool:
-    """Whether ``after`` is ``before`` plus statements on the ``inserted`` lines (first, last), and nothing else."""
+    """Whether ``after`` is ``before`` plus statements on the ``inserted`` lines (first, last), and nothing else.
+
+    The bytes off those lines must be known to be the same.
+    """
     waiting: List[Tuple[Any, Any]] = [(before, after)]
     while waiting:
         old, new = waiting.pop()
@@ -325,10 +328,23 @@ def same_but_inserted(before: ast.AST, after: ast.AST, inserted: Sequence[Tuple[
                 new = [item for item in new if not _lies_in(item, inserted)]
             if len(old) != len(new):
                 return False
-            waiting.extend(zip(old, new))
+            waiting.extend(pair for pair in zip(old, new) if not _only_moved(*pair, inserted))
         elif old != new and old == old:  # a NaN is unlike itself
             return False
     return True
+
+
+def _only_moved(old: Any, new: Any, inserted: Sequence[Tuple[int, int]]) -> bool:
+    """Whether a statement at the left margin has moved down by the lines inserted above it, whole: then it is the same text, so the same tree.
+
+    One with an inserted line in it ends further down than that.
+    """
+    if not isinstance(new, ast.stmt) or type(old) is not type(new) or old.col_offset or new.col_offset:
+        return False
+    first = min([new.lineno] + [each.lineno for each in getattr(new, "decorator_list", [])])
+    moved = sum(end - begin + 1 for begin, end in inserted if end < first)
+    where = (new.lineno, new.end_lineno, new.end_col_offset)
+    return where == (old.lineno + moved, (old.end_lineno or 0) + moved, old.end_col_offset)
 
 
 def _lies_in(node: Any, ranges: Sequence[Tuple[int, int]]) -> bool:

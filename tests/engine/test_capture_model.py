@@ -237,13 +237,13 @@ def test_a_full_disk_fails_the_sequence_and_not_the_server(tmp_path: Path, monke
 def test_the_forward_waits_while_the_storage_lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sglang_hs_capture.writer as writer
 
-    real = writer.write_whole
+    real = writer.write_summed
 
-    def slow(path: Path, pieces: Any) -> None:
+    def slow(*given: Any) -> None:
         time.sleep(0.2)
-        real(path, pieces)
+        real(*given)
 
-    monkeypatch.setattr(writer, "write_whole", slow)
+    monkeypatch.setattr(writer, "write_summed", slow)
     model = Model("D")
     capture(model, tmp_path, buffers=1)
     names = [wish(tmp_path, [token]) for token in range(4)]

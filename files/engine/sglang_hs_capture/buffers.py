@@ -27,7 +27,13 @@ class Slot:
 
 
 class Pool:
-    """``count`` slots; taking one blocks while all are in use, which is the back-pressure on a lagging storage."""
+    """``count`` slots; taking one blocks while all are in use, which is the back-pressure on a lagging storage.
+
+    Nothing is overwritten before it was read. Host: a slot comes back when its writer is done, and no sooner. CUDA: the forward's
+    stream waits for ``_drained`` before it writes the device area again; the side stream waits for the forward's before it reads it,
+    and the writer for ``ready``. An area that is replaced is told to the allocator as in use by the side stream; an abandoned forward sent
+    nothing, and its copies go before the next forward's on the same stream.
+    """
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.device = device
@@ -76,6 +82,7 @@ class Pool:
             slot.ready = torch.cuda.Event()
             slot.ready.record(self._stream)
         self._drained = slot.ready
+        slot.area = slot.host  # else a slot that waits would keep a device area that a larger one has replaced
 
     def give_back(self, slot: Slot) -> None:
         """The slot's bytes are written, or nobody wants them."""

@@ -45,7 +45,8 @@ def plan(batch: Any, wish: Callable[[str], Optional[str]]) -> Tuple[int, List[Se
     prefixes = _numbers(getattr(batch, "extend_prefix_lens_cpu", None)) or [0] * len(lengths)
     rids = getattr(batch, "rids", None)
     rids = list(rids) if rids is not None else []
-    ids = batch.input_ids.detach().to("cpu", torch.int64)
+    # a copy of our own, also on a CPU: the writer needs it when the engine may have put something else into its tensor
+    ids = batch.input_ids.detach().to("cpu", torch.int64, copy=True)
     rows = sum(lengths)
     problem = None
     if not lengths or len(prefixes) != len(lengths):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 
@@ -16,7 +16,7 @@ from . import engine, forwards
 from .buffers import Pool, Slot
 from .exchange import Exchange
 from .settings import Settings
-from .tensorfile import NAMES, Buffer, as_bytes, checksum, header
+from .tensorfile import NAMES, Buffer, as_bytes, header
 from .writer import Dump, Job, Writer
 
 log = logging.getLogger("sglang_hs_capture")
@@ -167,16 +167,11 @@ class Recorder:
         if recording.problem:
             self._abandon(recording, recording.problem)
             return
-        slot = recording.slot
-        assert slot is not None
-        self.current = None
-        self.pool.send(slot, recording.size)
-        dumps = []
-        for sequence in recording.sequences:
-            for name, per_rank in self.exchange.done_paths(sequence.name, sequence.every_rank).items():
-                pieces = functools.partial(self._pieces, recording, sequence, per_rank)
-                dumps.append(Dump(sequence.name, self.exchange.folder / "done" / name, pieces))
-        self.writer.put(Job(slot, dumps))
+        try:
+            self._hand_over(recording)
+        except Exception as error:
+            log.exception("the capture failed to hand a forward over")
+            self._abandon(recording, "the capture failed: {!r}".format(error))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +187,24 @@ class Recorder:
         recording.states = states.view(rows, self.settings.slots, width)
         recording.post = post.view(-1, width)
         recording.inputs = inputs.view(-1, rows, width)
+
+    def _hand_over(self, recording: Recording) -> None:
+        """Give the forward to the writer. From here on only the slot's host buffer and copies of our own are looked at.
+
+        The engine lends its tensors for the forward alone: its runner keeps one set of input buffers and puts the next batch into them.
+        """
+        slot = recording.slot
+        assert slot is not None
+        dumps = []
+        for sequence in recording.sequences:
+            for name, per_rank in self.exchange.done_paths(sequence.name, sequence.every_rank).items():
+                pieces = functools.partial(self._pieces, recording, sequence, per_rank)
+                dumps.append(Dump(sequence.name, self.exchange.folder / "done" / name, pieces))
+        self.pool.send(slot, recording.size)
+        # the next forward writes into the same device memory, and a larger one replaces it: a lagging writer holds none of it
+        recording.states = recording.post = recording.inputs = torch.empty(0, device="cpu")
+        self.writer.put(Job(slot, dumps))
+        self.current = None
 
     def _abandon(self, recording: Recording, reason: str) -> None:
         self.current = None
@@ -214,8 +227,10 @@ class Recorder:
             recording.problem = "{} is {}, the model's type is {}".format(what, state.dtype, self.dtype)
         return recording.problem is None
 
-    def _pieces(self, recording: Recording, sequence: forwards.Sequence, per_rank: bool) -> List[Buffer]:
-        """Header and bytes of one sequence's file; called by the writer's thread once the slot is in host memory."""
+    def _pieces(
+        self, recording: Recording, sequence: forwards.Sequence, per_rank: bool
+    ) -> Tuple[Callable[[str], bytes], List[Buffer]]:
+        """One sequence's file: its header, given the data's checksum, and its data. Called by the writer's thread, once the slot is in host memory."""
         assert recording.slot is not None
         host = as_bytes(recording.slot.host[: recording.size])
         row = self.hidden_size * self.dtype.itemsize  # bytes of one state of one token
@@ -240,7 +255,7 @@ class Recorder:
         if per_rank and all(("input", boundary) in recording.seen for boundary in self.settings.boundaries):
             inputs = [part(offset + index * rows * row, row) for index in range(count)]
             add("attention_input", [count, length, self.hidden_size], inputs)
-        return [header(tensors, self._metadata(sequence, checksum(pieces))), *pieces]
+        return lambda crc32: header(tensors, self._metadata(sequence, crc32)), pieces
 
     def _metadata(self, sequence: forwards.Sequence, crc32: str) -> Dict[str, str]:
         return {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import zlib
+from concurrent.futures import Executor, wait
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Sequence, Tuple, Union
 
 import torch
 
@@ -17,6 +19,9 @@ NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", tor
 
 UNKNOWN = "00000000"
 HEADER_CRC = b'"header_crc32":"'
+BLOCK = 4 << 20  # bytes whose checksum is one piece of work
+SUMMERS = 2  # threads that compute checksums while a third one writes: a write is faster than one CRC-32
+POLYNOMIAL = 0xEDB88320  # of CRC-32, the lowest power in the highest bit
 
 
 def header(tensors: Sequence[Tuple[str, str, Sequence[int], int]], metadata: Dict[str, str]) -> bytes:
@@ -54,14 +59,47 @@ def write_whole(path: Path, pieces: List[Buffer]) -> None:
 
     Not fsynced: the exchange folder is scratch (mostly memory), and its reader makes the bytes durable in their final place.
     """
+    with _written(path) as fd:
+        for piece in pieces:
+            _write_all(fd, memoryview(piece).cast("B"))
+
+
+def write_summed(path: Path, start: Callable[[str], bytes], pieces: List[Buffer], summers: Executor) -> None:
+    """As :func:`write_whole`, for data whose header holds its checksum: computed in ``summers``' threads while the data is written.
+
+    ``start(crc32)`` makes the header; its length must not depend on the checksum (eight hex digits). It is written last.
+    """
+    blocks = [block for piece in pieces for block in _blocks(piece)]
+    place = len(start(UNKNOWN))
+    # zlib and write both let go of the interpreter's lock: neither waits for the other, nor the forward for either
+    sums = [summers.submit(zlib.crc32, block) for block in blocks]
+    try:
+        with _written(path) as fd:
+            os.lseek(fd, place, os.SEEK_SET)
+            for block in blocks:
+                _write_all(fd, block)
+            whole = 0
+            for block, crc in zip(blocks, sums):
+                whole = combined(whole, crc.result(), len(block))
+            head = start("{:08x}".format(whole))
+            assert len(head) == place, "the header's length depends on the checksum"
+            os.lseek(fd, 0, os.SEEK_SET)
+            _write_all(fd, memoryview(head))
+    finally:
+        # after an error too: whoever comes back from here may overwrite the data, and nobody reads it any more
+        for crc in sums:
+            crc.cancel()
+        wait(sums)
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[int]:
+    """A file under a temporary name, renamed to ``path`` at the end, gone after an error."""
     temporary = path.with_name(".{}.{}.tmp".format(path.name, os.getpid()))
     fd = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         try:
-            for piece in pieces:
-                view = memoryview(piece).cast("B")
-                while len(view):
-                    view = view[os.write(fd, view) :]
+            yield fd
         finally:
             os.close(fd)
         os.replace(str(temporary), str(path))
@@ -69,3 +107,41 @@ def write_whole(path: Path, pieces: List[Buffer]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(str(temporary))
         raise
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(fd, view) :]
+
+
+def _blocks(piece: Buffer) -> Iterator[memoryview]:
+    view = memoryview(piece).cast("B")
+    for begin in range(0, len(view), BLOCK):
+        yield view[begin : begin + BLOCK]
+
+
+def combined(first: int, second: int, length: int) -> int:
+    """CRC-32 of two strings one after the other from the CRC-32 of each; ``length``: of the second, in bytes."""
+    return _product(_shift(length), first) ^ second
+
+
+@functools.lru_cache(maxsize=64)
+def _shift(length: int) -> int:
+    """x to the power of 8 * length, modulo the polynomial: what ``length`` further bytes do to a checksum."""
+    power, result, bits = 1 << 30, 1 << 31, 8 * length  # x, 1
+    while bits:
+        if bits & 1:
+            result = _product(power, result)
+        power = _product(power, power)
+        bits >>= 1
+    return result
+
+
+def _product(left: int, right: int) -> int:
+    """The product of two polynomials over GF(2), modulo CRC-32's; bit 31 is the power 0."""
+    result = 0
+    for bit in range(31, -1, -1):
+        if left >> bit & 1:
+            result ^= right
+        right = right >> 1 ^ (POLYNOMIAL if right & 1 else 0)
+    return result

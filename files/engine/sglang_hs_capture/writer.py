@@ -6,24 +6,28 @@ import errno
 import logging
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Tuple
 
 from .buffers import Pool, Slot
 from .exchange import Exchange
-from .tensorfile import Buffer, write_whole
+from .tensorfile import SUMMERS, Buffer, write_summed
 
 log = logging.getLogger("sglang_hs_capture")
 
 
 @dataclass
 class Dump:
-    """One file to write: for sequence ``name``, to ``path``; ``pieces`` makes its bytes once they are in host memory."""
+    """One file to write: for sequence ``name``, to ``path``.
+
+    ``pieces``, called once the bytes are in host memory, gives what makes the header of the data's checksum, and the data.
+    """
 
     name: str
     path: Path
-    pieces: Callable[[], List[Buffer]]
+    pieces: Callable[[], Tuple[Callable[[str], bytes], List[Buffer]]]
 
 
 @dataclass
@@ -42,6 +46,9 @@ class Writer:
         self._pool = pool
         self._jobs: "queue.Queue[Job]" = queue.Queue()
         self._thread: Optional[threading.Thread] = None
+        self._summers = ThreadPoolExecutor(
+            SUMMERS, thread_name_prefix="sglang-hs-crc"
+        )  # they start with the first dump
 
     def put(self, job: Job) -> None:
         """Hand a job over; the thread starts with the first one (after all forks of the engine)."""
@@ -66,7 +73,8 @@ class Writer:
 
     def _write(self, dump: Dump) -> None:
         try:
-            write_whole(dump.path, dump.pieces())
+            start, pieces = dump.pieces()
+            write_summed(dump.path, start, pieces, self._summers)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 reason = "no space left in {} for the dump; free some, or lower the number of prompts in flight".format(

@@ -9,6 +9,7 @@ data-*.arrow, dataset_info.json, state.json   once complete, where pyarrow is: t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from sglang_hs.fsio import sync_folder, write_json
 
-from .dumpfile import Expected, check_data, check_header, file_sha256
+from .dumpfile import Expected, check_data, check_header, same_bytes
 from .exchange import lock, remove
 from .faults import OutputFault, SampleFault
 
@@ -78,7 +79,7 @@ class Output:
                 part = final.with_name(".{}.part".format(final.name))
                 try:
                     total = check_data(dump, header, ids, copy_to=part)
-                    if file_sha256(part) != total:
+                    if not same_bytes(dump, part):
                         raise SampleFault(
                             "the copy of the dump in {} differs from the dump: a failing disk?".format(self.folder)
                         )
@@ -95,7 +96,8 @@ class Output:
     def release(self, idx: int) -> None:
         """The sample is there now: what an earlier attempt left in quarantine is of no use any more."""
         for suffix in ("json", "safetensors"):
-            remove(self.folder / "quarantine" / "hs_{}.{}".format(idx, suffix))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink("{}/quarantine/hs_{}.{}".format(self.folder, idx, suffix))
 
     def share(self, source: str, idx: int) -> str:
         """Give sample ``idx`` the bytes of the finished file ``source`` (relative): a hard link, or a copy where there are none."""

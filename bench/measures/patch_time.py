@@ -4,47 +4,34 @@ Ansible itself makes the file that it would send to a host (an AnsiballZ archive
 module; that file is then run again and again, in turns, each time on the pristine source. So both pay the same for the
 start of Python and of Ansible's module code, which the empty module ``ping`` shows alone.
 
-    .venv/bin/python bench/patch_time.py [--repeats 25]
-
-Exit status 1 if a goal is missed: the median at most LIMIT_S, and at most LIMIT_RATIO times blockinfile's.
+The edit alone, in one process, is told beside.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from bench.frame import ROOT, Figure, Goal, Place, rounds
+from compat import edit, wheels
 
-from compat import edit, wheels  # noqa: E402 - they lie beside, not in a package
-
-LIMIT_S = 0.3
-LIMIT_RATIO = 1.5
+PYTHON = "controller"
+ORDER = 120
+REPEATS = 25
 LINES = edit.variants()[0]["edits"][0]["lines"]
 
 
 def newest() -> str:
     """The last release of compat/releases.txt."""
     return (ROOT / "compat" / "releases.txt").read_text().split()[-1]
-
-
-class Took(NamedTuple):
-    """Seconds: by the clock, and of processor time."""
-
-    wall: float
-    cpu: float
 
 
 class Bench:
@@ -64,7 +51,7 @@ class Bench:
         self.file.parent.mkdir()
         self.file.write_bytes(self.source)
 
-    def arguments(self) -> Dict[str, Dict[str, Any]]:
+    def arguments(self) -> dict[str, dict[str, Any]]:
         """Module -> its arguments. blockinfile inserts the same lines and keeps a backup too."""
         where = {"insertbefore": r"^    def get_input_embeddings\(", "marker": "# {mark} source_patch", "block": LINES}
         return {
@@ -73,7 +60,7 @@ class Bench:
             "ansible.builtin.ping": {},
         }
 
-    def archives(self) -> Dict[str, Path]:
+    def archives(self) -> dict[str, Path]:
         """Module -> the file that Ansible made of it and its arguments."""
         self.pristine()
         remote = self.scratch / "remote"
@@ -99,72 +86,41 @@ class Bench:
             (found[name],) = remote.rglob("AnsiballZ_{}.py".format(name.split(".")[-1]))
         return found
 
-    def module(self, archive: Path, changes: bool) -> Took:
-        """One run of a module. changes: whether it must change the file."""
+    def module(self, archive: Path, changes: bool) -> float:
+        """Seconds of one run of a module. changes: whether it must change the file."""
         self.pristine()
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
         done = subprocess.run([sys.executable, str(archive)], capture_output=True, text=True)
-        wall = time.perf_counter() - began
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took = time.perf_counter() - began
         if done.returncode != 0 or (self.file.read_bytes() != self.source) != changes:
-            sys.exit("{} did not do its work:\n{}{}".format(archive.name, done.stdout[-2000:], done.stderr[-2000:]))
-        return Took(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            raise RuntimeError(f"{archive.name} did not do its work:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return took
 
-    def core(self) -> Took:
-        """Plan and apply in this process."""
+    def core(self) -> float:
+        """Seconds of plan and apply in this process."""
         self.pristine()
-        began, before = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         edit.source_edit.apply(edit.source_edit.plan(str(self.file), edit.variants(), str(self.backup)))
-        return Took(time.perf_counter() - began, time.process_time() - before)
+        return time.perf_counter() - began
 
 
-def measure(repeats: int) -> Dict[str, List[Took]]:
+def run(place: Place) -> Iterator[Figure]:
     """Each run, in turns."""
     release = newest()
     source = (wheels.get([release])[release] / wheels.DEEPSEEK).read_bytes()
-    print(
-        "deepseek_v2.py of sglang {}, {} lines; {} runs of each, in turns".format(release, source.count(b"\n"), repeats)
+    bench = Bench(source, place.disk)
+    archives = bench.archives()
+
+    def side(name: str) -> Callable[[], float]:
+        return lambda: bench.module(archives[name], not name.endswith("ping"))
+
+    ours, theirs, ping, alone = rounds(
+        REPEATS, side("source_patch"), side("ansible.builtin.blockinfile"), side("ansible.builtin.ping"), bench.core
     )
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(source, Path(folder))
-        archives = bench.archives()
-        runs: Dict[str, Callable[[], Took]] = {
-            name: partial(bench.module, path, not name.endswith("ping")) for name, path in archives.items()
-        }
-        runs["plan and apply alone, in one process"] = bench.core
-        times: Dict[str, List[Took]] = {name: [] for name in runs}
-        for number in range(repeats + 1):
-            for name, run in runs.items():
-                took = run()
-                if number:  # the first of each warms the caches
-                    times[name].append(took)
-    return times
-
-
-def main() -> int:
-    """Measure, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=25)
-    times = measure(parser.parse_args().repeats)
-    print(("{:<38}" + "{:>9}" * 5).format("seconds", "median", "fastest", "slowest", "spread", "cpu"))
-    medians = {}
-    for name, values in times.items():
-        walls = [value.wall for value in values]
-        medians[name] = statistics.median(walls)
-        quarters = statistics.quantiles(walls, n=4)
-        row = [medians[name], min(walls), max(walls), quarters[2] - quarters[0]]
-        row.append(statistics.median(value.cpu for value in values))
-        print("{:<38}".format(name) + "".join("{:>9.3f}".format(value) for value in row))
-    ours, theirs = medians["source_patch"], medians["ansible.builtin.blockinfile"]
-    print("spread: from the first to the third quarter; ping: what the start of any module takes")
-    print(
-        "source_patch {:.3f} s (goal {:.1f}), {:.2f} times blockinfile (goal {:.1f})".format(
-            ours, LIMIT_S, ours / theirs, LIMIT_RATIO
-        )
+    count = source.count(b"\n")
+    note = f"deepseek_v2.py of sglang {release}, {count:,} lines"
+    empty = f"{note}; ping, which does nothing, takes {statistics.median(ping):.3f} s; the edit alone {statistics.median(alone):.3f} s"
+    yield place.absolute("patch_time", "s", ours, Goal("at most", 0.3), note=empty)
+    yield place.ratio(
+        "patch_time, to blockinfile", "s", ours, theirs, Goal("at most", 1.5), "ansible's blockinfile", note=note
     )
-    return 0 if ours <= LIMIT_S and ours <= LIMIT_RATIO * theirs else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

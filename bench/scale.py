@@ -1,24 +1,22 @@
-"""Memory and start of a resume against the number of rows: 10^3 and 10^6 unless told otherwise.
+"""What grows with the number of samples, and what a sample costs the client beside its bytes. Engine's Python.
 
-    ENGINE_PYTHON bench/client_scale.py [--rows 1000 1000000] [--folder DIR]
-
-The rows are tiny and the samples' files sparse (a real header, then a hole), so that only what grows with their *number* is
-measured. Each measurement is a process of its own: what hs_scan does with the data set and a finished output folder; the client
-filling its book; the client's resume of a folder in which all but one row are done, up to the moment in which it would ask the
-server for that row. Prints seconds of each part and the process's peak memory; nothing is stored.
+The rows are tiny and the files of finished samples sparse (a real header, then a hole), so that only what goes with their *number* is
+measured. Each part is a process of its own (``python -m bench.scale --part PART --folder DIR``): what hs_scan does with the data set and a
+finished output folder; the client's resume up to the moment in which it would ask the server; the client at work on what is left, against a
+server that answers at once with dumps made beforehand. Prints seconds and the process's peak memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,8 @@ from sglang_hs import dataset, plan  # noqa: E402
 from sglang_hs.manifest import Manifest  # noqa: E402
 
 HIDDEN, BOUNDARIES, VOCAB = 128, [1, 2, 4], 1 << 20
-PARTS = ("scan", "enter", "resume")
+PARTS = ("scan", "resume", "work")
+TOKENS = 8
 
 
 def tokens(idx: int) -> list[int]:
@@ -71,11 +70,13 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def prepare(folder: Path, rows: int) -> None:
-    """A data set of ``rows`` rows and an output folder in which all but the last are done."""
+def prepare(folder: Path, memory: Path, rows: int, left: int) -> None:
+    """A data set of ``rows`` rows and an output folder in which all but the last ``left`` are done. memory: where dumps lie."""
     from sglang_hs_capture.tensorfile import header
     from sglang_hs_client.checkpoint import fingerprint
 
+    folder.mkdir(parents=True)
+    (folder / "dump").symlink_to(memory)
     for name in (
         "out/hidden_states",
         "out/quarantine",
@@ -91,6 +92,7 @@ def prepare(folder: Path, rows: int) -> None:
             handle.write(json.dumps({"input_ids": tokens(idx)}) + "\n")
     report = {
         "rank": 0, "tp_size": 1, "boundaries": BOUNDARIES, "final": "pre_norm", "hidden_size": HIDDEN, "dtype": "float32",
+        "num_layers": 5, "layout": "D", "release": "bench", "helper_sha256": "", "server": {},
     }  # fmt: skip
     (folder / "dump/attached/rank0.json").write_text(json.dumps(report))
     length, states = len(tokens(0)), len(BOUNDARIES) + 1
@@ -111,8 +113,8 @@ def prepare(folder: Path, rows: int) -> None:
     for idx in range(rows):
         name = dataset.sequence_name(tokens(idx))
         book.add([(idx, name, length, None)])
-        if idx == rows - 1:
-            break
+        if idx >= rows - left:
+            continue
         file = f"hidden_states/hs_{idx}.safetensors"
         start = header(layout, {"name": name, "crc32": "00000000"})
         with (folder / "out" / file).open("wb") as sample:
@@ -134,21 +136,7 @@ def timed(function: Callable[[], Any], name: str, seconds: dict[str, float]) -> 
 def scan(folder: Path, seconds: dict[str, float]) -> None:
     """hs_scan's work."""
     found = timed(lambda: plan.look(settings(folder), False, 0), "look", seconds)
-    assert found["samples"] - found["done"] == 1, found
-
-
-def enter(folder: Path, seconds: dict[str, float]) -> None:
-    """A new run's first work: the book, filled."""
-    from sglang_hs_client.run import Run
-    from sglang_hs_client.spec import parse
-
-    fresh = folder / "fresh"
-    fresh.mkdir()
-    run = Run(parse(dict(specification(folder), output_dir=str(fresh))))
-    book = Manifest(fresh)
-    timed(lambda: run._enter_rows(book), "enter", seconds)
-    book.close()
-    shutil.rmtree(fresh)
+    seconds["left"] = found["samples"] - found["done"]
 
 
 def resume(folder: Path, seconds: dict[str, float]) -> None:
@@ -180,48 +168,105 @@ def resume(folder: Path, seconds: dict[str, float]) -> None:
     assert made.tally.snapshot()["done"] == sent[0], made.tally.snapshot()
 
 
+def work(folder: Path, seconds: dict[str, float]) -> None:
+    """The client as it is, on all that is left; notes the processor time that it has used at every hundredth sample."""
+    from sglang_hs_client import extract, run
+    from sglang_hs_client.spec import parse
+
+    marks: list[float] = []
+    accepted = extract.Extraction._accepted
+
+    def counted(self: Any, *given: Any) -> None:
+        accepted(self, *given)
+        marks.append(time.process_time())
+
+    extract.Extraction._accepted = counted  # type: ignore[method-assign, assignment]
+    with quick_server(folder / "dump") as url:
+        code = run.Run(parse({**specification(folder), "server": url})).execute()
+    assert code == 0, (folder / "run/result.json").read_text()
+    # the first hundred start the threads
+    seconds.update((str(index), marks[index]) for index in range(99, len(marks), 100))
+
+
+@contextlib.contextmanager
+def quick_server(dumps: Path) -> Iterator[str]:
+    """A process that answers like SGLang and writes the wished dump, at once: the time of this process is the client's alone."""
+    words = [sys.executable, "-m", "bench.scale", "--serve", "--folder", str(dumps)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield "http://127.0.0.1:" + process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def serve(dumps: Path) -> None:
+    """What :func:`quick_server` runs."""
+    import zlib
+
+    from sglang_hs_capture.tensorfile import header
+
+    states = array("f", range(1, TOKENS * (len(BOUNDARIES) + 1) * HIDDEN + 1)).tobytes()
+    shape = [TOKENS, len(BOUNDARIES) + 1, HIDDEN]
+    layout = [("token_ids", "I64", [TOKENS], 8 * TOKENS), ("hidden_states", "F32", shape, len(states))]
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            ids = body["input_ids"]
+            name = dataset.sequence_name(ids)
+            data = array("q", ids).tobytes() + states
+            start = header(layout, {"name": name, "crc32": f"{zlib.crc32(data):08x}", "prompts": "1"})
+            part = dumps / "done" / f".{name}"
+            part.write_bytes(start + data)
+            part.rename(dumps / "done" / f"{name}.safetensors")
+            answer = json.dumps({"text": "", "meta_info": {"prompt_tokens": len(ids), "cached_tokens": 0}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
 def peak_memory() -> float:
     """Of this process, in MB (10^6 bytes). (getrusage's figure may be that of the process which started this one.)"""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
 
 
-def measure(folder: Path) -> Iterator[tuple[str, dict[str, float], float]]:
-    """(part, seconds, peak MB) of each part, each in a process of its own."""
-    for part in PARTS:
-        words = [sys.executable, __file__, "--part", part, "--folder", str(folder)]
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-        seconds, peak = json.loads(done.stdout.splitlines()[-1])
-        yield part, seconds, peak
+def measure(folder: Path, part: str) -> tuple[dict[str, float], float]:
+    """(seconds, peak MB) of a part, in a process of its own."""
+    words = [sys.executable, "-m", "bench.scale", "--part", part, "--folder", str(folder)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    seconds, peak = json.loads(done.stdout.splitlines()[-1])
+    return seconds, peak
 
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Memory and start of a resume against the number of rows.")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1000, 1000000])
-    parser.add_argument("--folder", type=Path, help="where the made-up output folders lie for a while (4 KB a row)")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description="A part of the measurement of scale.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--serve", action="store_true")
     options = parser.parse_args()
-    if options.part:
-        seconds: dict[str, float] = {}
-        {"scan": scan, "enter": enter, "resume": resume}[options.part](options.folder, seconds)
-        print(json.dumps([seconds, peak_memory()]))
+    if options.serve:
+        serve(options.folder)
         return 0
-    peaks: dict[str, list[float]] = {part: [] for part in PARTS}
-    for rows in options.rows:
-        with tempfile.TemporaryDirectory(prefix="hs-scale-", dir=options.folder) as place:
-            began = time.monotonic()
-            prepare(Path(place), rows)
-            print(f"{rows:,} rows (made in {time.monotonic() - began:.0f} s)", flush=True)
-            for part, seconds, peak in measure(Path(place)):
-                peaks[part].append(peak)
-                told = ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
-                print(f"  {part}: {told}; peak {peak:.0f} MB", flush=True)
-    for part in PARTS:
-        print(f"{part}: peak memory {' -> '.join(f'{peak:.0f}' for peak in peaks[part])} MB")
+    seconds: dict[str, float] = {}
+    {"scan": scan, "resume": resume, "work": work}[options.part](options.folder, seconds)
+    print(json.dumps([seconds, peak_memory()]))
     return 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main())

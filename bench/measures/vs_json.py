@@ -1,0 +1,49 @@
+"""A sample by the capture against a sample by `return_hidden_states` over HTTP, from the same real server.
+
+A server on the CPU with a model of Kimi-K2.5's width (7,168, bfloat16) and five layers, edited for the capture and started with
+`--enable-return-hidden-states`. Prompts of 512 tokens, each asked for in both ways: by the client's own functions to a verified file in its place, and
+as JSON, parsed, made a tensor and saved. The time is that of a sample without the server's forward, which is the same for both. JSON brings one state
+a token (the last layer's), the capture four: the figure is not corrected for that.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+from bench.frame import ROOT, Figure, Goal, Place
+
+PYTHON = "controller"
+ORDER = 25
+TOKENS, PROMPTS = 512, 5
+
+
+def run(place: Place) -> Iterator[Figure]:
+    """In turns."""
+    import os
+
+    import rig
+
+    from bench import servers
+
+    with servers.engine(place.disk / "engine") as (python, lib):
+        model = servers.make_model(place.disk / "wide", *servers.WIDE)
+        side = servers.Server(
+            place.disk / "run", python, lib, model=model, dtype="bfloat16", extra=("--enable-return-hidden-states",)
+        )
+        with side.serving():
+            spec, rows = side.folder / "spec.json", side.folder / "rows.json"
+            spec.write_text(json.dumps(side.spec()))
+            rows.write_text(json.dumps(servers.prompts(PROMPTS + 1, TOKENS, TOKENS)))
+            words = [str(rig.PYTHON), "-m", "bench.ask", str(spec), str(rows), str(side.times)]
+            code = f"{ROOT}:{ROOT}/module_utils:{ROOT}/files/engine"
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": code}
+            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=env, timeout=500)
+            if done.returncode != 0:
+                raise RuntimeError(f"{done.stdout}\n{side.log.read_text()[-3000:]}")
+    ours, theirs = json.loads(done.stdout.splitlines()[-1])
+    told = "return_hidden_states over HTTP"
+    yield place.ratio(
+        "vs_json", "s", ours[1:], theirs[1:], Goal("at least", 100.0), told, inverse=True, note="without the forward"
+    )
