@@ -42,7 +42,9 @@ def generate(url: str, api_key: str = "", timeout: float = 30.0) -> float:
             answer = ask(url + "/generate", body, api_key, timeout)
         except urllib.error.HTTPError as error:
             raise HsError(
-                "{}/generate answered {}: {}".format(url, error.code, error.read()[:300].decode(errors="replace"))
+                "{}/generate answered {}: {}".format(
+                    url, error.code, " ".join(error.read()[:300].decode(errors="replace").split())
+                )
             ) from error
         except (OSError, ValueError) as error:
             raise HsError("{}/generate does not answer: {}".format(url, getattr(error, "reason", error))) from error
