@@ -23,8 +23,17 @@ from test_1_reads_only import stranger
 pytestmark = pytest.mark.long
 
 
+@pytest.fixture(scope="module")
+def known(host: Host) -> None:
+    """The host had a run before: what production is, status only knows from one."""
+    if not (host.state / "production.json").exists():
+        extra = {"hs_dataset": str(few_rows(host.folder)), "hs_output_dir": str(host.folder / "before")}
+        played = host.play("extract", extra=extra)
+        assert played.code == 0, played.out
+
+
 @pytest.fixture
-def pages(host: Host) -> Iterator[Pages]:
+def pages(host: Host, known: None) -> Iterator[Pages]:
     """Production serves, nothing is extracted yet; each test leaves production serving."""
     output = host.folder / "night"
     shutil.rmtree(output, ignore_errors=True)
