@@ -76,7 +76,9 @@ def left_alone(pages: Pages, step: str, **extra: Any) -> None:
 def many_rows(pages: Pages) -> dict[str, str]:
     """A data set that takes a while."""
     path = pages.host.folder / "many.jsonl"
-    rows = (json.dumps({"input_ids": [7 + row % 500, 8 + row // 500, *range(9, 25)]}) + "\n" for row in range(ROWS_OF_MANY))
+    rows = (
+        json.dumps({"input_ids": [7 + row % 500, 8 + row // 500, *range(9, 25)]}) + "\n" for row in range(ROWS_OF_MANY)
+    )
     path.write_text("".join(rows))
     return {"hs_dataset": str(path)}
 
