@@ -160,7 +160,7 @@ def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
     freed = 0 if failures else shm.sweep(segments)
     if freed:
         report.say(
-            "removed {:.1f} MB of shared memory that the extraction server left".format(freed / 1e6), changed=True
+            "removed {:,} KB of shared memory that the extraction server left".format(-(-freed // 1000)), changed=True
         )
     if steps.clear_dumps(Path(journal.settings["dump_dir"])):
         report.say("removed the dump folder {}".format(journal.settings["dump_dir"]), changed=True)

@@ -6,7 +6,9 @@ None of them goes on once a restore has begun.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
 import shutil
 import stat
 from pathlib import Path
@@ -77,7 +79,9 @@ def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_
                 ", ".join("{}={!r} there, {!r} here".format(key, theirs.get(key), wanted.get(key)) for key in other),
             ),
             "everything: that run goes on",
-            "give the same settings to go on with it, or end it with playbooks/restore.yml",
+            "to go on with it give the same settings: {}; or end it with playbooks/restore.yml".format(
+                "-e " + shlex.quote(json.dumps({"hs_" + key: theirs.get(key) for key in other}))
+            ),
         )
 
 

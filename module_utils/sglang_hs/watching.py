@@ -285,8 +285,9 @@ def production_stage(paths: Paths) -> str:
     if not log.startswith("/") or log.startswith("/dev/"):
         return ""
     stage = loading.look(Path(log))
-    # "ready" was said by the server before it
-    return str(stage) if stage.name != loading.READY else loading.STARTING
+    if stage.name == loading.READY and not procs.listeners(int(record["port"])):
+        return loading.STARTING  # that was said by the server before it
+    return str(stage)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
