@@ -16,8 +16,10 @@ from ansible.utils.display import Display
 
 display = Display()
 
-# Seconds between two questions, by how long the watching has been going on: (up to, on a terminal, for a log).
-PACES = ((60.0, 1.0, 1.0), (float("inf"), 2.0, 5.0))
+# Seconds that a question may wait on the host for news, by how long the watching has been going on: (up to, on a terminal, for a log). What
+# is over, or in another phase, is told at once; a figure that only grows is told when the time is up.
+PACES = ((60.0, 1.0, 5.0), (float("inf"), 2.0, 10.0))
+PAUSE = 0.2  # seconds between two questions, should every answer be news
 COLOURS = {"": "", "warn": C.COLOR_WARN, "bad": C.COLOR_ERROR}
 
 
@@ -93,10 +95,13 @@ class ActionModule(ActionBase):
         words = {"what": given["what"], "state_dir": given["state_dir"], "run_id": given.get("run_id", "")}
         patience = float(given.get("patience", 900))
         begun = answered = time.monotonic()
+        known = {"phase": "", "mood": ""}
         answered_at = time.time()
         while True:
+            pace = self._pace(begun, teller)
+            asked = {**words, **known, "wait": pace}
             try:
-                answer = self._execute_module(module_name="hs_progress", module_args=words, task_vars=task_vars)
+                answer = self._execute_module(module_name="hs_progress", module_args=asked, task_vars=task_vars)
             except AnsibleConnectionFailure as error:
                 answer = {"unreachable": True, "msg": str(error)}
             if answer.get("unreachable"):
@@ -105,7 +110,7 @@ class ActionModule(ActionBase):
                     return dict(answer)
                 since = time.strftime("%H:%M:%S", time.localtime(answered_at))
                 teller.say("no link", f"no link since {since} ({lost:.0f} s); the job goes on there", "warn")
-                time.sleep(min(self._pace(begun, teller.screen is not None) * 2, 10))
+                time.sleep(min(pace * 2, 10))
                 with contextlib.suppress(AnsibleError):  # a connection that is gone may have nothing to reset
                     self._connection.reset()
                 continue
@@ -115,11 +120,14 @@ class ActionModule(ActionBase):
             if answer["finished"]:
                 return dict(answer, failed=True, msg=answer["line"]) if answer["step_failed"] else dict(answer)
             teller.say(answer["phase"], answer["line"], answer.get("mood", ""))
-            time.sleep(self._pace(begun, teller.screen is not None))
+            known = {"phase": answer["phase"], "mood": answer.get("mood", "")}
+            time.sleep(PAUSE)
 
-    def _pace(self, begun: float, live: bool) -> float:
-        """Seconds until the next question: what takes long is asked for less often."""
+    def _pace(self, begun: float, teller: Teller) -> float:
+        """Seconds until the next answer without news: what takes long is asked for less often."""
         if "every" in self._task.args:
             return float(self._task.args["every"])
         spent = time.monotonic() - begun
-        return next(on_terminal if live else in_log for upto, on_terminal, in_log in PACES if spent < upto)
+        live = teller.screen is not None
+        pace = next(on_terminal if live else in_log for upto, on_terminal, in_log in PACES if spent < upto)
+        return pace if live else min(pace, teller.log_every)

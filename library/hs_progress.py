@@ -7,11 +7,14 @@ DOCUMENTATION = r"""
 module: hs_progress
 short_description: Ask how the launch, the extraction or the restore of a run is doing
 description:
-  - Returns at once. When the step is over its end is recorded in the journal.
+  - Returns at once, or waits O(wait) seconds at most for news. When the step is over its end is recorded in the journal.
   - Used through the action M(hs_watch), which asks again and again and survives a link that breaks.
 options:
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   run_id: {description: The run; for a restore it may be empty., type: str, default: ''}
+  wait: {description: 'Seconds to wait on the host while the step goes on and is still in O(phase) and O(mood).', type: float, default: 0}
+  phase: {description: The phase that is known already., type: str, default: ''}
+  mood: {description: The mood that is known already., type: str, default: ''}
   what: {description: Which step., type: str, choices: [launch, extract, restore], required: true}
 attributes:
   check_mode: {support: full, description: There is nothing to wait for.}
@@ -52,10 +55,13 @@ def work(module: AnsibleModule) -> dict:
             "phase": "check mode",
             "line": "check mode: nothing to wait for",
         }
-    if given["what"] == "restore":
-        found = watching.restoring(given["state_dir"])
-    else:
-        found = watching.progress(given["state_dir"], given["run_id"], given["what"])
+
+    def ask() -> dict:
+        if given["what"] == "restore":
+            return watching.restoring(given["state_dir"])
+        return watching.progress(given["state_dir"], given["run_id"], given["what"])
+
+    found = watching.news(ask, given["phase"], given["mood"], given["wait"])
     found["step_failed"] = found.pop("failed")
     return dict({"changed": False}, **found)
 
@@ -66,6 +72,9 @@ def main() -> None:
         {
             "state_dir": {"type": "path", "required": True},
             "run_id": {"type": "str", "default": ""},
+            "wait": {"type": "float", "default": 0},
+            "phase": {"type": "str", "default": ""},
+            "mood": {"type": "str", "default": ""},
             "what": {"type": "str", "choices": ["launch", "extract", "restore"], "required": True},
         },
         work,

@@ -119,6 +119,7 @@ class Play:
             "what": "extract",
             "log_every": log_every,
             "patience": "{{ patience }}",
+            "every": "{{ every | default(omit) }}",
         }
         tasks = [
             {"name": "Watch", "hs_watch": watch},
@@ -234,7 +235,12 @@ def test_a_log_gets_a_line_at_a_change_of_phase_and_else_now_and_then(play: Play
     log = play.folder / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            play.command(), cwd=REPO, env=play.env(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            play.command("-e", "every=1"),
+            cwd=REPO,
+            env=play.env(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
 
     def lines() -> list[str]:
