@@ -16,10 +16,8 @@ from ansible.utils.display import Display
 
 display = Display()
 
-# Seconds that a question may wait on the host for news, by how long the watching has been going on: (up to, on a terminal, for a log). What
-# is over, or in another phase, is told at once; a figure that only grows is told when the time is up.
-PACES = ((60.0, 1.0, 5.0), (float("inf"), 2.0, 10.0))
-PAUSE = 0.2  # seconds between two questions, should every answer be news
+# Seconds after which a question is answered also without news, by how long the watching has been going on: (up to, on a terminal, for a log).
+PACES = ((60.0, 2.0, 3.0), (float("inf"), 2.0, 5.0))
 COLOURS = {"": "", "warn": C.COLOR_WARN, "bad": C.COLOR_ERROR}
 
 
@@ -60,8 +58,8 @@ class Teller:
 
 
 class ActionModule(ActionBase):
-    """hs_watch: {what, state_dir, run_id, every: seconds between two questions, log_every: between two lines in a log, patience: without
-    a link}."""
+    """hs_watch: {what, state_dir, run_id, every: seconds between two answers without news, log_every: between two lines in a log,
+    patience: without a link}."""
 
     TRANSFERS_FILES = False
     _VALID_ARGS = frozenset(("what", "state_dir", "run_id", "every", "log_every", "patience"))
@@ -95,13 +93,13 @@ class ActionModule(ActionBase):
         words = {"what": given["what"], "state_dir": given["state_dir"], "run_id": given.get("run_id", "")}
         patience = float(given.get("patience", 900))
         begun = answered = time.monotonic()
-        known = {"phase": "", "mood": ""}
         answered_at = time.time()
+        phase = ""
         while True:
-            pace = self._pace(begun, teller)
-            asked = {**words, **known, "wait": pace}
+            asked, pace = time.monotonic(), self._pace(begun, teller.screen is not None)
+            words.update(wait=pace, phase=phase)
             try:
-                answer = self._execute_module(module_name="hs_progress", module_args=asked, task_vars=task_vars)
+                answer = self._execute_module(module_name="hs_progress", module_args=words, task_vars=task_vars)
             except AnsibleConnectionFailure as error:
                 answer = {"unreachable": True, "msg": str(error)}
             if answer.get("unreachable"):
@@ -120,14 +118,13 @@ class ActionModule(ActionBase):
             if answer["finished"]:
                 return dict(answer, failed=True, msg=answer["line"]) if answer["step_failed"] else dict(answer)
             teller.say(answer["phase"], answer["line"], answer.get("mood", ""))
-            known = {"phase": answer["phase"], "mood": answer.get("mood", "")}
-            time.sleep(PAUSE)
+            if answer["phase"] == phase:
+                time.sleep(max(0.0, asked + pace - time.monotonic()))  # it waited that long itself, or cannot
+            phase = answer["phase"]
 
-    def _pace(self, begun: float, teller: Teller) -> float:
-        """Seconds until the next answer without news: what takes long is asked for less often."""
+    def _pace(self, begun: float, live: bool) -> float:
+        """Seconds that a question may wait for news: what takes long is asked for less often."""
         if "every" in self._task.args:
             return float(self._task.args["every"])
         spent = time.monotonic() - begun
-        live = teller.screen is not None
-        pace = next(on_terminal if live else in_log for upto, on_terminal, in_log in PACES if spent < upto)
-        return pace if live else min(pace, teller.log_every)
+        return next(on_terminal if live else in_log for upto, on_terminal, in_log in PACES if spent < upto)

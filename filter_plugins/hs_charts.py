@@ -13,7 +13,8 @@ from typing import Any, Callable
 
 from markupsafe import Markup
 
-WIDE, HIGH = 1000.0, 100.0  # of a drawing's own coordinates
+WIDE = 1000.0  # of a drawing's own coordinates
+HIGH = 100.0
 NARROWEST = 3.0  # of a bar on the time line, so that a step of a second is seen in a run of hours
 
 

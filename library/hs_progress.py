@@ -7,15 +7,14 @@ DOCUMENTATION = r"""
 module: hs_progress
 short_description: Ask how the launch, the extraction or the restore of a run is doing
 description:
-  - Returns at once, or waits O(wait) seconds at most for news. When the step is over its end is recorded in the journal.
+  - Returns at once, or, with O(wait), when there is news. When the step is over its end is recorded in the journal.
   - Used through the action M(hs_watch), which asks again and again and survives a link that breaks.
 options:
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   run_id: {description: The run; for a restore it may be empty., type: str, default: ''}
-  wait: {description: 'Seconds to wait on the host while the step goes on and is still in O(phase) and O(mood).', type: float, default: 0}
-  phase: {description: The phase that is known already., type: str, default: ''}
-  mood: {description: The mood that is known already., type: str, default: ''}
   what: {description: Which step., type: str, choices: [launch, extract, restore], required: true}
+  wait: {description: 'Seconds to wait for news: the step is over, or in another phase than O(phase).', type: float, default: 0}
+  phase: {description: The phase of the last answer., type: str, default: ''}
 attributes:
   check_mode: {support: full, description: There is nothing to wait for.}
 author: sglang-hidden-states contributors
@@ -39,9 +38,13 @@ result: {description: The client's own result., type: dict, returned: when an ex
 lines: {description: What the restore found and did., type: list, elements: str, returned: when a restore is over}
 """
 
+import time  # noqa: E402
+
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
 from ansible.module_utils.sglang_hs import watching  # noqa: E402
+
+LOOK = 0.5  # seconds between two looks
 
 
 def work(module: AnsibleModule) -> dict:
@@ -55,13 +58,16 @@ def work(module: AnsibleModule) -> dict:
             "phase": "check mode",
             "line": "check mode: nothing to wait for",
         }
-
-    def ask() -> dict:
+    # on the host, where a look costs little: each question anew is a connection and the start of a Python
+    until = time.monotonic() + given["wait"]
+    while True:
         if given["what"] == "restore":
-            return watching.restoring(given["state_dir"])
-        return watching.progress(given["state_dir"], given["run_id"], given["what"])
-
-    found = watching.news(ask, given["phase"], given["mood"], given["wait"])
+            found = watching.restoring(given["state_dir"])
+        else:
+            found = watching.progress(given["state_dir"], given["run_id"], given["what"])
+        if found["finished"] or found["phase"] != given["phase"] or time.monotonic() > until:
+            break
+        time.sleep(LOOK)
     found["step_failed"] = found.pop("failed")
     return dict({"changed": False}, **found)
 
@@ -72,9 +78,8 @@ def main() -> None:
         {
             "state_dir": {"type": "path", "required": True},
             "run_id": {"type": "str", "default": ""},
-            "wait": {"type": "float", "default": 0},
+            "wait": {"type": "float", "default": 0.0},
             "phase": {"type": "str", "default": ""},
-            "mood": {"type": "str", "default": ""},
             "what": {"type": "str", "choices": ["launch", "extract", "restore"], "required": True},
         },
         work,

@@ -15,7 +15,7 @@ options:
   what: {description: Which step., type: str, choices: [launch, extract, restore], required: true}
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   run_id: {description: The run; for a restore it may be empty., type: str, default: ''}
-  every: {description: 'Seconds to wait on the host for news; 1 at first, then 2 on a terminal, and 5, then 10 for a log, where it is not given.', type: float}
+  every: {description: 'Seconds between two questions; 1 at first, then 2 on a terminal and 5 for a log, where it is not given.', type: float}
   log_every:
     description: Without a terminal a line is written when the phase changes, and after so many seconds when the line is another one.
     type: float

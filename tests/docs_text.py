@@ -51,6 +51,11 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
         yield number, line, language
 
 
+def _bare(line: str) -> str:
+    """A line of shell without the prompt, and without what is said about it behind two spaces and a hash."""
+    return re.sub(r" {2,}# .*", "", line.strip().removeprefix("$ "))
+
+
 def commands() -> list[Command]:
     """Every command: indented lines, fenced shell, and inline code that begins with a program and says more than its name."""
     found = []
@@ -58,9 +63,9 @@ def commands() -> list[Command]:
         for number, line, language in _lines(page.read_text()):
             if language:
                 if language in ("sh", "bash", "console", "shell"):
-                    found.append(Command(line.strip().removeprefix("$ "), page.name, number))
+                    found.append(Command(_bare(line), page.name, number))
             elif line.startswith("    "):
-                found.append(Command(line.strip(), page.name, number))
+                found.append(Command(_bare(line), page.name, number))
             else:
                 inline = re.findall(r"(?<!`)`([^`]+)`(?!`)", line)
                 found += [Command(words, page.name, number) for words in inline if is_command(words)]

@@ -27,6 +27,7 @@ RETRY_AFTER = 60.0
 STEP_PATIENCE = 180.0  # for a forward step of the run that is at work when a restore begins
 BEGIN_PATIENCE = 30.0  # for a run that is beginning: it measures production's decode rate meanwhile
 SLOWER = 0.95  # of the decode rate before the run: told, not fatal
+STRANGER_PATIENCE = 60.0  # for whoever else listens on production's port; it may be a server that warms up, production itself cannot come
 UNIT_FOLDERS = ("/run/systemd/system", "/etc/systemd/system")
 
 
@@ -254,8 +255,11 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
     if record["expected"] == "stopped":
         return
     process = procs.read(int(record["pid"])) if record["kind"] == "process" else None
+    patience = float(journal.settings["production_timeout"])
+    if procs.listeners(int(record["port"])) and production.running(record) is None:
+        patience = min(patience, STRANGER_PATIENCE)
     try:
-        production.wait(record, process, float(journal.settings["production_timeout"]))
+        production.wait(record, process, patience)
     except HsError as error:
         if record["expected"] != "unhealthy":
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from . import ending, fsio, loading, procs, restore, server, steps
 from .errors import HsError
@@ -15,23 +15,6 @@ from .journal import Journal, Paths
 HANGS = 30.0  # seconds of silence after which a server whose log tells of its failure is not waited for
 # Whoever watches a line must see from its beginning how it stands: terminals cut its end.
 SEPARATOR = " | "
-
-
-LOOK = 0.5  # seconds between two looks while a question waits for news
-
-
-def news(ask: Callable[[], Dict[str, Any]], phase: str, mood: str, patience: float) -> Dict[str, Any]:
-    """What ``ask`` finds, once that is news to whoever knows ``phase`` and ``mood``: at once when the step is over, else after ``patience`` s.
-
-    To start a module costs more than many looks, and its end is seen half a second after it came.
-    """
-    until = time.monotonic() + patience
-    while True:
-        found = ask()
-        told = (found["phase"], found.get("mood", "")) != (phase, mood)
-        if found["finished"] or told or time.monotonic() + LOOK > until:
-            return found
-        time.sleep(LOOK)
 
 
 def progress(state_dir: str, run_id: str, what: str) -> Dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def test_the_result_of_a_run_is_one_fact(host: Host, extra: dict[str, Any], resu
     assert result["tokens"] == sum(len(row["input_ids"]) for row in rows)
     assert result["bytes"] == sum(path.stat().st_size for path in files)
     assert (result["output"], result["production"]) == (extra["hs_output_dir"], "back")
+    assert result["run_id"] in Path(result["report"]).read_text()
     assert result["logs"] == str(host.state / "runs" / result["run_id"])
     assert json.loads((Path(result["logs"]) / "journal.json").read_text())["run_id"] == result["run_id"]
     keys = {
@@ -64,6 +66,49 @@ def test_the_result_where_nothing_was_to_do(host: Host, extra: dict[str, Any], r
     same = ("samples", "tokens", "bytes", "output")
     assert {key: again[key] for key in same} == {key: result[key] for key in same}
     assert (again["outcome"], again["production"], again["run_id"]) == ("nothing to do", "not touched", "")
+
+
+def test_report(pages: Pages, result: dict[str, Any], tmp_path: Path) -> None:
+    page = Path(result["report"])
+    written = page.read_text()
+    pages.good("ansible-playbook playbooks/report.yml -i inventory/rtx6000bw", changed=False)
+    page.unlink()
+    pages.good(
+        "ansible-playbook playbooks/report.yml -i inventory/rtx6000bw -e hs_report_run=RUN",
+        changed=True,
+        RUN=result["run_id"],
+    )
+    assert page.read_text() == written
+    pages.good(
+        "ansible-playbook playbooks/report.yml -e hs_report_document=RUN.json",
+        changed=True,
+        extra={"hs_report_dir": str(tmp_path)},
+        RUN=pages.output / "runs" / result["run_id"],
+    )
+    (alone,) = tmp_path.glob("*.html")
+    assert alone.name.endswith(f"-{result['run_id']}.html") and f"{result['tokens']:,}" in alone.read_text()
+
+
+def test_cleaning_up(pages: Pages, result: dict[str, Any]) -> None:
+    copy = pages.host.folder / "docs-copy"
+    shutil.copytree(pages.output, copy)
+    old = Pages(pages.host, copy, {**pages.extra, "hs_output_dir": str(copy)})
+    said = old.good("ansible-playbook playbooks/clean.yml -i inventory/rtx6000bw", changed=False)
+    assert f"run {result['run_id']}: complete" in said and f"output {copy}: {ROWS} of {ROWS} samples, complete" in said
+    logs = Path(result["logs"])
+    kept = pages.host.folder / "kept-logs"
+    shutil.copytree(logs, kept)
+    old.good(
+        "ansible-playbook playbooks/clean.yml -i inventory/rtx6000bw -e hs_clean=RUN",
+        changed=True,
+        RUN=result["run_id"],
+    )
+    assert not logs.exists() and (copy / "manifest.json").exists()
+    kept.rename(logs)
+    old.good(
+        "ansible-playbook playbooks/clean.yml -i inventory/rtx6000bw -e hs_clean=/data/hidden-states", changed=True
+    )
+    assert not copy.exists() and pages.output.exists()
 
 
 def test_quickstart(pages: Pages) -> None:

@@ -260,6 +260,26 @@ def test_the_output_disk_is_full(pages: Pages, before: dict[str, Any]) -> None:
     pages.host.assert_back(before)
 
 
+def test_how_did_it_end_and_what_takes_the_room(pages: Pages, before: dict[str, Any]) -> None:
+    old = Path(f"{pages.output}-old")
+    shutil.rmtree(old, ignore_errors=True)
+    pages.extra["hs_output_dir"] = str(old)
+    pages.good("ansible-playbook playbooks/extract.yml -i inventory/rtx6000bw")
+    (document,) = (old / "runs").glob("*.json")
+    (page,) = (pages.host.folder / "reports").glob(f"*-{document.stem}.html")
+    page.unlink()
+    pages.good("ansible-playbook playbooks/report.yml -i inventory/rtx6000bw", changed=True)
+    assert page.exists()
+    pages.extra["hs_output_dir"] = str(pages.output)  # the next one
+    said = pages.good("ansible-playbook playbooks/clean.yml -i inventory/rtx6000bw", changed=False)
+    assert f"output {old}: {ROWS} of {ROWS} samples, complete" in said
+    pages.good(
+        "ansible-playbook playbooks/clean.yml -i inventory/rtx6000bw -e hs_clean=/data/hidden-states-old", changed=True
+    )
+    assert not old.exists()
+    pages.host.assert_back(before)
+
+
 def test_dev_shm_is_too_small(pages: Pages, before: dict[str, Any]) -> None:
     pages.good("df -h /dev/shm")
     small = pages.host.folder / "small"

@@ -119,7 +119,6 @@ class Play:
             "what": "extract",
             "log_every": log_every,
             "patience": "{{ patience }}",
-            "every": "{{ every | default(omit) }}",
         }
         tasks = [
             {"name": "Watch", "hs_watch": watch},
@@ -134,7 +133,12 @@ class Play:
             for key, word in os.environ.items()
             if not key.startswith(("ANSIBLE_", "NO_COLOR", "PYTHONUNBUFFERED"))
         }
-        private = {"HOME": str(self.folder), "ANSIBLE_HOME": str(self.folder / "ansible"), "TERM": "xterm-256color"}
+        private = {
+            "HOME": str(self.folder),
+            "ANSIBLE_HOME": str(self.folder / "ansible"),
+            "ANSIBLE_REMOTE_TEMP": str(self.folder / "remote"),
+            "TERM": "xterm-256color",
+        }
         return {**kept, **private, "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"), **more}
 
     def on_terminal(self, *words: str, columns: int = 120, lines: int = 30, **env: str) -> Session:
@@ -235,12 +239,7 @@ def test_a_log_gets_a_line_at_a_change_of_phase_and_else_now_and_then(play: Play
     log = play.folder / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            play.command("-e", "every=1"),
-            cwd=REPO,
-            env=play.env(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            play.command(), cwd=REPO, env=play.env(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
 
     def lines() -> list[str]:

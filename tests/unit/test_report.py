@@ -442,6 +442,7 @@ def test_the_playbook_makes_a_page_from_a_document_without_a_host(left: Left, tm
         **os.environ,
         "HOME": str(tmp_path),
         "ANSIBLE_HOME": str(tmp_path / "a"),
+        "ANSIBLE_REMOTE_TEMP": str(tmp_path / "remote"),
         "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
     }
     words = [
@@ -485,6 +486,7 @@ def test_a_report_that_cannot_be_made_changes_no_outcome_and_hides_no_failure(
         **os.environ,
         "HOME": str(tmp_path),
         "ANSIBLE_HOME": str(tmp_path / "a"),
+        "ANSIBLE_REMOTE_TEMP": str(tmp_path / "remote"),
         "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
     }
     for broken, status in ((False, 0), (True, 2)):

@@ -155,6 +155,31 @@ def test_a_lock_without_a_journal_is_taken_away(journal: Journal) -> None:
     assert not journal.paths.lock.exists()
 
 
+def test_a_stranger_on_productions_port_is_told_long_before_production_s_own_time_is_up(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "STRANGER_PATIENCE", 0.1)
+    journal.document["settings"]["production_timeout"] = 30
+    journal.save()
+
+    class Answers(BaseHTTPRequestHandler):  # but no POST
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        record = {**steps.production_record(journal.paths), "expected": "running", "port": port}
+        fsio.write_json(
+            journal.paths.production, {**record, "url": f"http://127.0.0.1:{port}", "pid": 2**22 + 1, "start": 1}
+        )
+        report = restore.restore(str(journal.paths.state), "test")
+        server.shutdown()
+    start, check = report.failures
+    assert start.startswith("start production: production's port") and f"held by pid {os.getpid()}" in start
+    assert check.startswith("check production: production does not answer: no generation within 0 s")
+
+
 def test_the_dump_folder_goes_but_strangers_files_stay(tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     steps.dump_folder(folder, 0, 0)

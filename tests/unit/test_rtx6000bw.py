@@ -133,6 +133,7 @@ def play(out: Path, extra: dict[str, Any]) -> None:
         **os.environ,
         "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
         "ANSIBLE_HOME": str(out / "ansible"),
+        "ANSIBLE_REMOTE_TEMP": str(out / "remote"),
         "HOME": str(out),
     }
     words = [str(BIN / "ansible-playbook"), str(book), "-i", str(REPO / "inventory/rtx6000bw"), "-e", json.dumps(given)]

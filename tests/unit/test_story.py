@@ -25,7 +25,13 @@ def play(folder: Path, hosts: dict[str, Any], tasks: list[dict[str, Any]], *word
     inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
     book.write_text(json.dumps([{"name": "Failing", "hosts": "all", "gather_facts": False, "tasks": tasks}]))
     kept = {key: word for key, word in os.environ.items() if not key.startswith("ANSIBLE_")}
-    env = {**kept, "HOME": str(folder), "ANSIBLE_HOME": str(folder), "ANSIBLE_CONFIG": str(REPO / "ansible.cfg")}
+    env = {
+        **kept,
+        "HOME": str(folder),
+        "ANSIBLE_HOME": str(folder),
+        "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+    }
     done = subprocess.run(
         [PLAYBOOK, str(book), "-i", str(inventory), *words],
         cwd=REPO,

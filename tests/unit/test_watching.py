@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,30 +157,3 @@ def test_a_step_that_comes_after_the_windows_end_says_that(launched: Journal, mo
         watching.progress(state, launched.run_id, "extract")
     with fsio.mutex(launched.paths.mutex), pytest.raises(HsError, match=r"has begun \(guard: the window closed\)"):
         steps.note(state, launched.run_id, "patch", "begun", "", 0)
-
-
-def naps_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Makes time pass by sleeping alone; returns the list of the naps that :func:`watching.news` takes."""
-    naps: list[float] = []
-    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=naps.append, monotonic=lambda: sum(naps)))
-    return naps
-
-
-def test_a_question_waits_on_the_host_and_is_answered_when_there_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    naps = naps_of(monkeypatch)
-    going = {"finished": False, "phase": "extract", "mood": "", "line": "1 of 9"}
-    for news in ({"finished": True}, {"phase": "finish"}, {"mood": "warn"}):
-        naps.clear()
-        said = iter([going, {**going, "line": "2 of 9"}, going, {**going, **news}])
-        assert watching.news(lambda said=said: next(said), "extract", "", 60) == {**going, **news}  # type: ignore[misc]
-        assert naps == [watching.LOOK] * 3
-
-
-def test_a_question_without_news_is_answered_in_time_and_a_first_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    naps = naps_of(monkeypatch)
-    going = {"finished": False, "phase": "extract", "line": "1 of 9"}  # a restore's answer has a mood, others may not
-    assert watching.news(lambda: going, "extract", "", 3) == going
-    assert 3 - watching.LOOK <= sum(naps) <= 3
-    naps.clear()
-    assert watching.news(lambda: going, "", "", 3) == going and not naps
-    assert watching.news(lambda: going, "extract", "", 0) == going and not naps

@@ -69,7 +69,12 @@ def test_the_exit_status_is_the_one_that_all_failed_hosts_ask_for(tmp_path: Path
     (tmp_path / "play.yml").write_text(PLAY)
     lines = [f"{line} ansible_connection=local" for line in hosts.split("\n")]
     (tmp_path / "hosts").write_text("\n".join(lines) + "\n")
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ANSIBLE_CONFIG": str(REPO / "ansible.cfg")}
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+        "ANSIBLE_REMOTE_TEMP": str(tmp_path / "remote"),
+    }
     words = [
         str(Path(sys.executable).parent / "ansible-playbook"),
         str(tmp_path / "play.yml"),

@@ -204,8 +204,13 @@ def _full(place: str) -> Callable[[Strike], None]:
 
 
 def _by_hand(strike: Strike) -> None:
-    strike.expect_tree = "edited"
-    strike.host.inside(f"echo '# a note by a colleague' >> {strike.models}/deepseek_v2.py")
+    """A colleague's line. Beside our block the restore refuses to choose: production is back, and the colleague takes it out again."""
+    file = f"{strike.models}/deepseek_v2.py"
+    strike.host.inside(f"echo '# a note by a colleague' >> {file}")
+    if strike.step in ("lock", "patch"):
+        strike.expect_tree = "edited"  # before the edit: the file as the colleague left it is what comes back
+    else:
+        strike.undo.append(lambda: strike.host.inside(f"sed -i '/^# a note by a colleague$/d' {file}"))
 
 
 def _upgraded(strike: Strike) -> None:
