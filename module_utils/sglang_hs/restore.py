@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import ending, fsio, procs, production, server, shm, source_edit, spawn, steps
+from . import ending, fsio, procs, production, server, shm, spawn, steps
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id
@@ -194,6 +194,9 @@ def edited_files(backup: Path) -> List[str]:
 
 def undo_all(paths: Paths, report: Report, more: Sequence[str] = ()) -> None:
     """Give every edited file its own bytes back: those on record, and ``more``."""
+    # not at every start of a module that only asks; the program on the target has it from its own start, by status
+    from . import source_edit
+
     failures = []
     recorded = edited_files(paths.backup)
     for path in [*recorded, *(path for path in map(os.path.realpath, more) if path not in recorded)]:

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import AbstractSet, Any, Dict, Iterator, Mapping, Optional
 
-from . import command, fsio, procs, production, secrets, server, shm, source_edit, spawn
+from . import command, fsio, procs, production, secrets, server, shm, spawn
 from .errors import HsError
 from .jobs import UNITS, Job
 from .journal import Journal, Paths
@@ -305,6 +305,8 @@ def in_flight(settings: Mapping[str, Any]) -> Dict[str, Any]:
 
 def engine_file(paths: Paths, settings: Mapping[str, Any]) -> Dict[str, Any]:
     """The source that the engine runs, for the output's description: {path, state, sha256, sha256_pristine, variant}."""
+    from . import source_edit  # a module compiles what it imports at every start, and most steps look at no source
+
     seen = source_edit.inspect(settings["engine"]["model_file"], str(paths.state / "backup"))
     return {key: seen[key] for key in ("path", "state", "sha256", "sha256_pristine", "variant")}
 

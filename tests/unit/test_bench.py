@@ -115,3 +115,27 @@ def test_what_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
     assert "stopped; nothing was written" in process.stderr.read()
     assert list(tmp_path.glob("sglang-hs-bench-*")) == []
     assert set(Path("/dev/shm").glob("sglang-hs-bench-*")) - before == set()
+
+
+def test_the_page_on_large_data_sets_is_what_the_report_gives() -> None:
+    from bench import capacity
+
+    assert capacity.DOCUMENT.read_text() == capacity.page(report.load()), "run: python -m bench.capacity"
+
+
+def test_the_first_limit_is_the_lowest_and_a_shared_disk_is_divided() -> None:
+    from bench.capacity import Disk, first_limit, token_bytes
+
+    token = token_bytes()
+    own, shared = Disk("own", 100.0 * token, 1e12), Disk("shared", 100.0 * token, 0)
+    assert first_limit(50, own, 80.0 * token, 64) == ("the engine", 50)
+    assert first_limit(90, own, 80.0 * token, 64) == ("the client", 80)
+    assert first_limit(90, shared, 80.0 * token, 2) == ("the disk", 50)
+
+
+def test_a_figure_of_the_report_takes_the_place_of_an_assumption() -> None:
+    from bench.capacity import measured
+
+    assert not measured([])["book"].known
+    book = measured([{"name": "book_size", "value": 77.0}])["book"]
+    assert (book.known, book.value) == (True, 77.0) and "measured" in book.source

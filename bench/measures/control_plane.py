@@ -1,0 +1,44 @@
+"""What the playbooks take by themselves, on a real systemd host over ssh: extract.yml without the engines' loading and the data, and restore.yml
+where nothing is to be restored.
+
+The host is the one of the fault matrix: booted from this machine's disk, with a real SGLang as a unit of systemd and the tiny model. *extract*: from the
+shell's point of view, less the seconds in which an engine loads (until it says itself that it is ready) and in which the client is alive.
+*restore*: all of it. The host is this machine's, so the link has no latency; the notes have the number of ssh commands, each of which costs
+a round trip.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from bench.frame import Figure, Goal, Place
+
+PYTHON = "controller"
+ORDER = 120
+RUNS = 3
+RESTORES = 5
+
+
+def run(place: Place) -> Iterator[Figure]:
+    """Both playbooks."""
+    from bench import control
+
+    with control.host() as host:
+        parts = [control.extraction(host) for _ in range(RUNS)]
+        slowest = control.Played(0, 0, host.task_lines(), 0).longest(3)
+        restored = [host.timed("playbooks/restore.yml") for _ in range(RESTORES)]
+    last = parts[-1]
+    ends = statistics.median(part.ends for part in parts)
+    words = [
+        f"{last.tasks} tasks, {last.trips} ssh commands",
+        f"both engines' ends, which are counted, take {ends:.1f} s",
+    ]
+    words += [
+        "longest in the last run, with what is waited for in them: "
+        + ", ".join(f"{name} {took:.1f} s" for name, took in slowest)
+    ]
+    extracted = [part.wall - part.engines for part in parts]
+    yield place.absolute("control_plane, extract", "s", extracted, Goal("at most", 15.0), note="; ".join(words))
+    note = f"{len(restored[-1].tasks) - 1} tasks, {restored[-1].trips} ssh commands; {restored[-1].before:.1f} s until the first task"
+    yield place.absolute("control_plane, restore", "s", [one.wall for one in restored], Goal("at most", 4.0), note=note)
