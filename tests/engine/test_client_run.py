@@ -372,6 +372,25 @@ def test_dumps_that_are_wrong_are_refused_and_kept_for_a_look(setup: Setup, monk
     assert (setup.output / "quarantine" / "hs_7.safetensors").exists()
 
 
+def test_what_was_checked_is_what_is_kept_also_when_a_late_forward_writes_the_dump_again(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one file system the dump is moved, not copied. Another file of that name, put there during the check, must not slip in."""
+    original, late = output.check_data, []
+
+    def slowly(path: Path, header: Any, ids: List[int], copy_to: Any = None) -> str:
+        told = original(path, header, ids, copy_to)
+        dump = setup.engine.dump / "done" / (sequence_name(ids) + ".safetensors")
+        dump.write_bytes(b"a second dump, never looked at")
+        late.append(dump)
+        return told
+
+    monkeypatch.setattr(output, "check_data", slowly)
+    code, result = setup.run()
+    assert code == 0 and late, result
+    setup.check()
+
+
 def test_resume_verifies_and_redoes_only_what_is_wrong(setup: Setup) -> None:
     assert setup.run()[0] == 0
     folder = setup.output / "hidden_states"
@@ -421,7 +440,7 @@ def test_the_output_disk_full_stops_the_run_and_keeps_what_is_done(
     placed: List[str] = []
 
     def replace(source: Any, target: Any) -> None:
-        if "/hidden_states/" in str(target):
+        if "/hidden_states/hs_" in str(target):
             if len(placed) >= 5:
                 raise OSError(28, "No space left on device")
             placed.append(str(target))

@@ -73,15 +73,23 @@ class Output:
 
     def accept(self, dump: Path, idx: int, ids: List[int], name: str, expected: Expected) -> Tuple[str, int, str]:
         """Verify ``dump`` and move it to its final place, durable before it is seen. Returns (file, bytes, sha256)."""
-        header = check_header(dump, len(ids), name, expected)
         final = self.folder / file_name(idx)
+        part = final.with_name(".{}.part".format(final.name))
         try:
             if os.stat(str(dump)).st_dev == os.stat(str(final.parent)).st_dev:
-                total = check_data(dump, header, ids)
-                _sync_file(dump)
-                os.replace(str(dump), str(final))
+                # taken first, checked then: a late forward of a prompt that was asked again could put another file in its place
+                os.replace(str(dump), str(part))
+                try:
+                    header = check_header(part, len(ids), name, expected)
+                    total = check_data(part, header, ids)
+                    _sync_file(part)
+                    os.replace(str(part), str(final))
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.replace(str(part), str(dump))  # for the quarantine
+                    raise
             else:
-                part = final.with_name(".{}.part".format(final.name))
+                header = check_header(dump, len(ids), name, expected)
                 try:
                     total = check_data(dump, header, ids, copy_to=part)
                     if not same_bytes(dump, part):
