@@ -1,8 +1,10 @@
-"""A real systemd host over real ssh, and the users that come to it: one with sudo, one without. (Faults: test_9_fault_matrix.)"""
+"""A real systemd host over real ssh, and what its timer, its boot and its jobs must survive: no controller, no link, no power; users with sudo and without."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -139,6 +141,16 @@ def remote(host: Host) -> Iterator[Remote]:
             molecule("destroy")
 
 
+def test_kill_9_of_the_controller_the_timer_brings_production_back(remote: Remote) -> None:
+    playing = remote.begin()
+    remote.seen("the client starts")
+    os.killpg(playing.pid, signal.SIGKILL)
+    playing.wait()
+    assert remote.back() == "guard: the extraction ended and nobody brought production back"
+    remote.assert_as_before()
+    assert remote.samples() == 64
+
+
 def test_a_link_that_is_cut_for_a_while_is_waited_out_also_by_a_user_with_sudo(remote: Remote) -> None:
     remote.shell(OP + SUDO)
     playing = remote.begin(*AS_OP, "-e", "ansible_become=true")
@@ -157,7 +169,7 @@ def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote)
     remote.shell(OP + "rm -f /etc/sudoers.d/op")
     source = json.loads((text := remote.run("cat", "/etc/hs-verify.json"))[text.index("{") :])["source"]
     words = f"{source}/srt/models {source}/srt/models/deepseek_v2.py"
-    remote.shell(f"chown op {words}; chmod -R a+rX $(dirname {source})")
+    remote.shell(f"chown op:op {words}; chmod -R a+rX $(dirname {source})")
     mine = {
         "hs_production_port": 30100,
         "hs_extraction_port": 30101,
@@ -191,4 +203,14 @@ def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote)
         code, out = remote.play("restore", *settings)
         assert (code, "changed=0" in out) == (0, True), out
     finally:
-        remote.shell(f"pkill -u op -f -- '--port 30100' || true; chown root {words}")
+        remote.shell(f"pkill -u op -f -- '--port 30100' || true; chown root:root {words}")
+
+
+def test_a_power_cut_the_boot_brings_production_back(remote: Remote) -> None:
+    playing = remote.begin()
+    remote.seen("capture attached on 0 of")
+    os.killpg(playing.pid, signal.SIGKILL)
+    playing.wait()
+    remote.rig("reboot", "--hard", NAME)
+    assert remote.back() == "guard: the host was rebooted during the run"
+    remote.assert_as_before()

@@ -117,6 +117,7 @@ def test_the_sample_touches_every_step_and_every_fault() -> None:
         assert step not in FAULTS[fault].instead, (step, fault)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plan", PLANS)
 def test_production_comes_back(sample: Sample, plan: str) -> None:
     told = sample.wait(plan)
