@@ -139,6 +139,16 @@ class Host:
         return self.folder / "finished"
 
     @property
+    def finished_page(self) -> Path:
+        """The page of the run that made :attr:`finished`, as the run itself wrote it: later plays may write it again."""
+        return self.folder / "finished.html"
+
+    def keep_page(self) -> None:
+        """Keep that page; called when :attr:`finished` is made."""
+        run_id = json.loads(next((self.finished / "runs").glob("*.json")).read_text())["run"]["id"]
+        self.finished_page.write_bytes((self.folder / f"reports/localhost-{run_id}.html").read_bytes())
+
+    @property
     def dumps(self) -> Path:
         return Path(f"/dev/shm/sglang_hs_local_{self.port}")
 

@@ -84,6 +84,7 @@ def test_extract_then_again_then_restore(host: Host) -> None:
     a_log_tells_of_every_phase_and_is_no_wall(played.out)
     the_history_covers_the_run(host)
     shutil.copytree(host.samples, host.finished)
+    host.keep_page()
 
     pid = host.production().pid
     again = host.play("extract", extra=extra)

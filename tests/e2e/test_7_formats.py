@@ -18,6 +18,7 @@ def finished(host: Host) -> Path:
     if not host.finished.is_dir():
         played = host.play("extract", extra={"hs_formats": FORMATS, "hs_output_dir": str(host.finished)})
         assert played.code == 0, played.out
+        host.keep_page()
     return host.finished
 
 

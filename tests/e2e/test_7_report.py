@@ -19,6 +19,7 @@ def finished(host: Host) -> Path:
     if not host.finished.is_dir():
         played = host.play("extract", extra={"hs_formats": FORMATS, "hs_output_dir": str(host.finished)})
         assert played.code == 0, played.out
+        host.keep_page()
     return host.finished
 
 
@@ -33,7 +34,7 @@ def flat(text: str) -> str:
 def test_extract_wrote_a_page_and_report_makes_the_same_again(host: Host, finished: Path) -> None:
     document: dict[str, Any] = json.loads(next((finished / "runs").glob("*.json")).read_text())
     run_id = document["run"]["id"]
-    written = page(host, run_id).read_text()
+    written = host.finished_page.read_text()
     told = json.loads((finished / "manifest.json").read_text())
     assert document["samples"] == told["counts"] and document["run"]["outcome"] == "complete"
     assert document["lengths"]["tokens"] == told["counts"]["tokens_done"]
@@ -54,7 +55,7 @@ def test_extract_wrote_a_page_and_report_makes_the_same_again(host: Host, finish
     ):
         assert what in written
 
-    page(host, run_id).unlink()
+    page(host, run_id).unlink(missing_ok=True)
     played = host.play("report", extra={"hs_report_run": run_id, "hs_output_dir": str(finished)})
     assert played.code == 0, played.out
     assert page(host, run_id).read_text() == written
