@@ -105,9 +105,8 @@ class Manifest:
         with self._lock:
             known = self.identity()
             if not known:
-                self._write(
-                    "INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (json.dumps(dict(identity), sort_keys=True),)
-                )
+                self.set("identity", dict(identity))
+                self.set("begun", time.time())  # a folder that was emptied and used again is not the earlier runs'
                 self.commit()
                 return True
         wanted = json.loads(json.dumps(dict(identity)))

@@ -53,8 +53,7 @@ def find(state_dir: str, run_id: str = "", output_dir: str = "") -> Found:
     fitting = [document for document in journals if not run_id or document["run_id"] == run_id]
     if fitting:
         document = max(fitting, key=lambda document: float(document["opened"]))
-        folder = Path(document["settings"].get("output_dir") or output_dir or "/nonexistent")
-        return Found(document["run_id"], document, folder if ours(folder) else None)
+        return Found(document["run_id"], document, _output(document, output_dir))
     folder = Path(output_dir or "/nonexistent")
     if ours(folder):
         kept = [document["run"]["id"] for document in others(folder)]
@@ -67,6 +66,34 @@ def find(state_dir: str, run_id: str = "", output_dir: str = "") -> Found:
         "everything: it was only looked",
         "runs are listed by playbooks/clean.yml; an output folder elsewhere is named by hs_output_dir",
     )
+
+
+def _output(journal: Mapping[str, Any], output_dir: str) -> Optional[Path]:
+    """The folder with the output of a run whose journal is there: where it was written, or where it was moved since (``output_dir``).
+
+    The one that keeps the run's document is it. Else its place in the journal, unless that was emptied since and holds another extraction.
+    """
+    named = (journal["settings"].get("output_dir"), output_dir)
+    folders = [folder for folder in (Path(name) for name in named if name) if ours(folder)]
+    for folder in folders:
+        if (folder / FOLDER / (journal["run_id"] + ".json")).is_file():
+            return folder
+    ended = float((journal.get("closed") or {}).get("at") or time.time())
+    return next((folder for folder in folders if _begun(folder) <= ended), None)
+
+
+def _begun(output: Path) -> float:
+    """When an output folder got its first run, in seconds since 1970; 0 where its book does not tell."""
+    try:
+        book = Manifest(output, read_only=True)
+    except HsError:
+        return 0
+    try:
+        return float(book.get("begun") or 0)
+    except sqlite3.Error:
+        return 0
+    finally:
+        book.close()
 
 
 def others(output: Path) -> List[Dict[str, Any]]:

@@ -388,6 +388,27 @@ def test_the_document_is_kept_beside_the_output_and_outlives_the_journal(left: L
     assert "journal is gone" in Page(pages.page(bare)).text()
 
 
+def test_a_runs_document_is_found_where_its_output_was_moved_and_never_made_from_anothers(left: Left) -> None:
+    left.rows(5)
+    left.result("complete")
+    left.close()
+    state = str(left.paths.state)
+    found = report.find(state)
+    report.keep(state, found, report.gather(state, found))
+    moved = left.output.rename(left.output.with_name("moved"))
+    left.output.mkdir()
+    book = Manifest(left.output)
+    book.claim({"dataset": "another"})
+    book.set("begun", found.journal["closed"]["at"] + 10)
+    book.close()
+    document = report.kept(state, report.find(state, found.run_id, str(moved)))
+    assert document is not None and document["samples"]["done"] == 5
+    # where nothing says where it went, the other extraction's numbers are not taken for this run's, nor is its folder written to
+    lost = report.find(state, found.run_id)
+    assert lost.output is None and report.gather(state, lost)["samples"] is None
+    assert report.keep(state, lost, report.gather(state, lost)).parent == left.journal.folder
+
+
 def test_a_second_runs_page_names_the_first(tmp_path: Path, left: Left) -> None:
     left.rows(5)
     left.close()
