@@ -345,7 +345,7 @@ FAULTS: dict[str, Fault] = {
             "hangs",
             "the step hangs",
             _hangs,
-            settings={"hs_launch_timeout": 40, "hs_request_timeout": 6, "hs_retries": 1, "hs_error_budget": 0},
+            settings={"hs_launch_timeout": 90, "hs_request_timeout": 6, "hs_retries": 1, "hs_error_budget": 0},
         ),
         Fault("SIGINT", "Ctrl-C at the controller", _signal(signal.SIGINT, True)),
         Fault("SIGTERM", "SIGTERM to the controller", _signal(signal.SIGTERM, False)),
