@@ -24,10 +24,10 @@ SETTINGS: dict[str, object] = {
     "hs_controller_patience": 45,
     "hs_link_patience": 45,
     "hs_stop_timeout": 10,
-    "hs_launch_timeout": 150,
-    "hs_production_timeout": 150,
+    "hs_launch_timeout": 240,
+    "hs_production_timeout": 240,
 }
-PATIENCE = 480.0  # for a run to be closed after the blow; leases are shorter
+PATIENCE = 700.0  # for a run to be closed after the blow; leases are shorter
 # what may lie in the state folder of a host on which no run is open
 KEPT = {".mutex", ".restore", "backup", "flags.json", "hs", "lib", "production.json", "runs"}
 KEPT |= {"restore.log", "restore.pid.json", "restore.report.json"}
