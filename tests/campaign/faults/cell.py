@@ -105,11 +105,12 @@ def _strike(strikes: list[Strike], plan: tuple[tuple[str, Fault], ...], playing:
     def still() -> bool:
         return playing.poll() is None
 
-    for strike, (step, fault) in zip(strikes, plan, strict=True):
+    for number, (strike, (step, fault)) in enumerate(zip(strikes, plan, strict=True)):
         strike.playing = playing
         if fault.setup is not None and step != "lock":
             earlier = "extract" if step in RESTORE else STEPS[STEPS.index(step) - 1]
-            if moments.wait(strike.host, earlier, still):
+            # after another fault that step may never come: then at once
+            if number or moments.wait(strike.host, earlier, still):
                 fault.setup(strike)
         if not moments.wait(strike.host, step, still):
             return False
@@ -227,6 +228,44 @@ def _judge_code(strikes: list[Strike], result: Result) -> None:
             came_late = other.returncode == 0 and ("no run is open" in told or "nothing to do" in told)
             if not (refused or came_late) and (strike.step in FORWARD or other.returncode not in (0, 2)):
                 result.problems.append(f"the second operator's {book}: {other.returncode}: {_words(told)}")
+
+
+# the controller is not there any more when the restore comes, or not in time
+GONE = {"SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "cut", "window"}
+CONTROLLER = {"SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "cut", "cut 20 s"}
+APART = {"reboot", "tags", "start-at", "check", "twice"}
+ONE_OF = (
+    {"GPU", "port"},
+    {"by hand", "upgraded"},
+    {"shm full", "output full", "state full"},
+)  # they meet in what they leave
+
+
+def together(first: tuple[str, str], then: tuple[str, str]) -> bool:
+    """Whether a fault on the way and one in the restore can be played in one run, each still being what it is by itself.
+
+    Two faults are harder on the restore than one: if the run is green both cells are; if it is not, they are played apart.
+    """
+    (step, fault), (later, other) = first, then
+    if fault in APART or other in APART - {"reboot"} or fault == other or later not in RESTORE:
+        return False
+    if step not in ("launch", "canary", "extract") and not (fault in HARMLESS and step in FORWARD):
+        return False
+    return not (fault in GONE and other in CONTROLLER) and not any({fault, other} <= pair for pair in ONE_OF)
+
+
+def paired(cells: list[tuple[str, str]]) -> list[tuple[tuple[str, str], ...]]:
+    """The cells as runs of one or two, each cell once, in their order."""
+    left, runs = list(cells), []
+    while left:
+        first = left.pop(0)
+        partner = next((cell for cell in left if together(first, cell) or together(cell, first)), None)
+        if partner is None:
+            runs.append((first,))
+            continue
+        left.remove(partner)
+        runs.append((first, partner) if together(first, partner) else (partner, first))
+    return runs
 
 
 def named(step: str, fault: str) -> str:
