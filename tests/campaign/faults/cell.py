@@ -256,7 +256,8 @@ def together(first: tuple[str, str], then: tuple[str, str]) -> bool:
 
 def paired(cells: list[tuple[str, str]]) -> list[tuple[tuple[str, str], ...]]:
     """The cells as runs of one or two, each cell once, in their order."""
-    left, runs = list(cells), []
+    left = list(cells)
+    runs: list[tuple[tuple[str, str], ...]] = []
     while left:
         first = left.pop(0)
         partner = next((cell for cell in left if together(first, cell) or together(cell, first)), None)
