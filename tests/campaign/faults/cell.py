@@ -56,6 +56,7 @@ class Result:
 def make_ready(host: FaultHost) -> None:
     """An empty output, the engine as it was, production answering; raises RuntimeError where the host is beyond that."""
     host.inside(f"find {OUTPUT} -mindepth 1 -delete; rm -f /dev/shm/stranger.bin {STATE}/stranger.bin")
+    host.inside(f"rm -rf {STATE}/backup/stale")
     host.inside(
         "mkdir -p /var/tmp && test -f /var/tmp/pristine.py || cp -p %s/srt/models/deepseek_v2.py /var/tmp/pristine.py"
         % host.source
@@ -180,7 +181,9 @@ def _judge(strikes: list[Strike], result: Result) -> None:
     for key, told in (("ours", "processes"), ("units", "units")):
         if seen[key]:
             problems.append(f"{told} left: {seen[key]}")
-    stray = sorted(set(seen["state"]) - KEPT) + seen["backup"] + seen["samples"]["stray"]
+    # of a file that was upgraded meanwhile the backup is set aside, not removed: it is nobody else's to choose
+    backup = [name for name in seen["backup"] if name != "stale" or all(s.expect_tree != "upgraded" for s in strikes)]
+    stray = sorted(set(seen["state"]) - KEPT) + backup + seen["samples"]["stray"]
     stray += sorted(name for name in set(seen["shm"]) - set(before["shm"]) if name.startswith("sglang_hs"))
     if stray:
         problems.append(f"files left: {stray}")
