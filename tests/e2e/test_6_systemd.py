@@ -164,7 +164,6 @@ def test_a_link_that_is_cut_for_a_while_is_waited_out_also_by_a_user_with_sudo(r
     assert remote.samples() == 64
 
 
-@pytest.mark.long  # not seen green yet
 def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote) -> None:
     """With systemd on the host, which is not theirs to use: sessions instead of units; the engine's folder is theirs to write to."""
     remote.shell(OP + "rm -f /etc/sudoers.d/op")
