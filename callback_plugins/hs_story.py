@@ -63,6 +63,16 @@ def _wrong_arguments(result: dict[str, Any]) -> str:
     return "\n".join(said)
 
 
+def _data(result: Any) -> dict[str, Any]:
+    """What a task returned; until ansible-core 2.18 it had another name."""
+    return dict(result.result if hasattr(result, "result") else result._result)
+
+
+def _task(result: Any) -> Any:
+    """The task of a result; likewise."""
+    return result.task if hasattr(result, "task") else result._task
+
+
 class CallbackModule(Default):
     """The default callback, but for failures."""
 
@@ -89,7 +99,7 @@ class CallbackModule(Default):
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """A task that went well. That a role's arguments are of their types goes without saying."""
-        if self._display.verbosity > 0 or result.task.action not in SPEC:
+        if self._display.verbosity > 0 or _task(result).action not in SPEC:
             super().v2_runner_on_ok(result)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
@@ -108,7 +118,7 @@ class CallbackModule(Default):
         if told is None:
             super().v2_runner_item_on_failed(result)
             return
-        item = self._get_item_label(result.result)
+        item = self._get_item_label(_data(result))
         self._tell(result, f"failed: [{self.host_label(result)}] (item={item}) =>", told)
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
@@ -117,18 +127,18 @@ class CallbackModule(Default):
             super().v2_runner_on_unreachable(result)
             return
         head = f"fatal: [{self.host_label(result)}]: UNREACHABLE! =>"
-        self._tell(result, head, no_link(result.result), C.COLOR_UNREACHABLE)
-        if result.task.ignore_unreachable:
+        self._tell(result, head, no_link(_data(result)), C.COLOR_UNREACHABLE)
+        if _task(result).ignore_unreachable:
             self._display.display("...ignoring", color=C.COLOR_SKIP)
 
     def _told(self, result: Any) -> str | None:
-        if self._display.verbosity > 0 or "results" in result.result:
+        if self._display.verbosity > 0 or "results" in _data(result):
             return None
-        return message(str(result.task.action), result.result)
+        return message(str(_task(result).action), _data(result))
 
     def _tell(self, result: Any, head: str, told: str, colour: str = C.COLOR_ERROR) -> None:
-        if self._last_task_banner != result.task._uuid:
-            self._print_task_banner(result.task)
-        self._handle_warnings(result.result)
+        if self._last_task_banner != _task(result)._uuid:
+            self._print_task_banner(_task(result))
+        self._handle_warnings(_data(result))
         text = head + "\n" + textwrap.indent(told, "    ")
         self._display.display(text, color=colour, stderr=self.get_option("display_failed_stderr"))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.release import __version__
 
+# from then on Ansible tells a failure twice, first with the place in the playbook
+TELLS_TWICE = tuple(int(part) for part in __version__.split(".")[:2]) >= (2, 19)
 REPO = Path(__file__).resolve().parents[2]
 PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 TOLD = [
@@ -53,7 +57,8 @@ def test_a_module_that_refuses_is_its_message_once_for_each_host(tmp_path: Path,
     ask = {"name": "Ask", "hs_progress": {"state_dir": str(tmp_path / "state"), "run_id": "nothing", "what": "extract"}}
     out = play(tmp_path, {"gpu1": LOCAL, "gpu2": LOCAL}, [ask], *(["-v"] if verbose else []))
     if verbose:
-        assert "[ERROR]: Task failed" in out and "changed: false" in out and TOLD[1].strip() in out
+        assert "[ERROR]: Task failed" in out or not TELLS_TWICE
+        assert re.search(r"changed\W+false", out) and TOLD[1].strip() in out
         return
     lines = out.splitlines()
     for host in ("gpu1", "gpu2"):
@@ -74,14 +79,13 @@ def test_a_wrong_argument_an_unreachable_host_and_a_variable_that_is_not_there(t
     out = play(tmp_path, {"gpu1": LOCAL, "gpu2": LOCAL, "gone": gone}, [role])
     at = out.index("fatal: [gpu1]: FAILED! =>")
     wrong = out[at : out.index("\n\n", at)].splitlines()
-    assert len(wrong) == 3 and wrong[1].startswith(
-        "    argument 'hs_log_every' is of type str and we were unable to convert to int"
-    )
+    said = r"    argument 'hs_log_every' is of type (<class ')?str('>)? and we were unable to convert to int"
+    assert len(wrong) == 3 and re.match(said, wrong[1])
     assert wrong[2].endswith("roles/run_extraction/defaults/main.yml says what it takes")
     assert "ok: [" not in out, "right arguments go without saying"
     # not this project's message: all that Ansible knows, with the place
-    at = out.index("[ERROR]: Task failed")
-    assert "'hs_run' is undefined" in out[at:] and "Origin: " in out[at:]
+    at = out.index("[ERROR]: Task failed" if TELLS_TWICE else "fatal: [gpu2]: FAILED!")
+    assert "'hs_run' is undefined" in out[at:] and ("Origin: " if TELLS_TWICE else "The error appears") in out[at:]
     at = out.index("fatal: [gone]: UNREACHABLE! =>")
     lines = out[at:].splitlines()
     assert "127.0.0.1" in lines[1] and lines[2].startswith("    Left as it was: what runs on the host goes on there")
