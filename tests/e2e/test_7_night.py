@@ -214,8 +214,8 @@ def test_a_gpu_is_held_by_a_stranger(pages: Pages, tmp_path: Path, before: dict[
     fake = tmp_path / "nvidia-smi"  # this machine has no GPU
     fake.write_text(
         "#!/bin/sh\n# a fake: one GPU, used by one process while that lives\n"
-        f'case "$*" in *compute-apps*) test -e {tmp_path}/gone || echo "{sleeper.pid}, 1024";;'
-        ' *) echo "0, NVIDIA RTX PRO 6000, 97887, 1024";; esac\n'
+        f'case "$*" in *compute-apps*) test -e {tmp_path}/gone || echo "GPU-fake, {sleeper.pid}, 1024";;'
+        ' *uuid,memory.used*) echo "GPU-fake, 1024";; *) echo "0, NVIDIA RTX PRO 6000, 97887, 1024";; esac\n'
     )
     fake.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{pages.host.env['PATH']}"}
@@ -373,6 +373,7 @@ def test_the_package_was_upgraded_during_the_run(pages: Pages, before: dict[str,
     server.generate(pages.host.url)
     pages.host.source.write_bytes(original)
     os.utime(pages.host.source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    shutil.rmtree(pages.host.state / "backup/stale")  # the old file's backup was set aside
 
 
 def test_the_model_file_is_not_to_be_edited(pages: Pages, before: dict[str, Any]) -> None:
