@@ -13,21 +13,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import queue
-import re
-import sqlite3
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import archive
-from .errors import HsError
 from .fsio import write_json
-from .manifest import DONE, DROPPED, MOVED, PLANNED, SAMPLES, Archive, Manifest, Sample
+from .manifest import DONE, DROPPED, PLANNED, SAMPLES, Archive, Manifest, Sample
+from .movesettings import DOWNLOAD, NONE, HighWater, Move
 from .rclone import HASHES, Ended, Failed, Rclone
 
 FILES, BYTES = 256, 4 << 30  # of a batch, at most
@@ -35,56 +32,6 @@ LINGER = 2.0  # seconds that a batch may wait to become larger
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds, after failures
 SLOWEST = 1e6  # bytes a second: a call that is slower than this hangs
 DESCRIPTIONS = ("manifest.json", SAMPLES, "data-00000-of-00001.arrow", "dataset_info.json", "state.json", archive.INDEX)
-AUTO, DOWNLOAD = "auto", "download"
-NONE, SAFETENSORS = "none", "safetensors"
-
-
-class HighWater:
-    """How much may lie here. ``text``: "80%": the output's file system is filled so far at most, by whomever; "500": so many GB of samples wait."""
-
-    def __init__(self, text: str) -> None:
-        share = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text.strip())
-        count = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GB)?", text.strip())
-        self.share = float(share.group(1)) / 100 if share else None
-        self.bytes = int(float(count.group(1)) * 1e9) if count else None
-        if (
-            (self.share is None and self.bytes is None)
-            or self.share == 0
-            or self.bytes == 0
-            or (self.share or 0) > 0.99
-        ):
-            raise HsError(
-                "hs_move_high_water holds {!r}".format(text),
-                "everything: production was not touched",
-                "write a share of the disk as 80% (at most 99%), or GB as 500",
-            )
-
-    def room(self, free: int, total: int, waiting: int) -> int:
-        """Bytes that may still be written, below zero where it is over the mark. ``free``, ``total``: of the file system; ``waiting``: of samples here."""
-        if self.share is not None:
-            return free - round(total * (1 - self.share))
-        assert self.bytes is not None
-        return min(self.bytes - waiting, free)
-
-
-class Move(NamedTuple):
-    """Where samples move, and how: the settings of a run. to: "" = they stay. verify: auto or download. archive: none or safetensors."""
-
-    to: str = ""
-    rclone: str = "rclone"
-    config: str = ""
-    options: Tuple[str, ...] = ()
-    high_water: str = "80%"
-    verify: str = AUTO
-    archive: str = NONE
-    archive_bytes: int = 1 << 30
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> "Move":
-        """Out of a JSON object with these keys; TypeError where there are others."""
-        values = dict(document)
-        values["options"] = tuple(values.get("options") or ())
-        return cls(**values)
 
 
 class Parcel(NamedTuple):

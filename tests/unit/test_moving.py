@@ -17,11 +17,12 @@ import pytest
 from sglang_hs import archive, moving, rclone
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import Manifest
-from sglang_hs.moving import HighWater, Move, Mover
+from sglang_hs.movesettings import HighWater, Move
+from sglang_hs.moving import Mover
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import far as remotes  # noqa: E402 - it lies beside, not in a package
+import far as remotes
 
 COUNT = 12
 
