@@ -23,7 +23,7 @@ from test_client_run import ROWS, Setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import far as remotes  # noqa: I001 - beside, not in a package
+import far as remotes
 
 
 @pytest.fixture(autouse=True)
