@@ -263,7 +263,10 @@ def progress_line(
             words.append("ETA {}{}".format(clock(eta), ", after the window" if cut else ""))
     elif progress.get("message"):
         words.append(str(progress["message"]))
-    words += moved_words(progress.get("moving") or {}, now)
+    moving = progress.get("moving") or {}
+    told = moved_words(moving, now)
+    # what holds the run back comes first
+    words = told + words if moving.get("holding_since") or moving.get("failing_since") else words + told
     words += window + room
     if not (failed or lost):
         words += errors

@@ -66,7 +66,7 @@ def judged(reader: str, captured: Path, exported: Path, dataset: Path, code: Pat
     path = os.pathsep.join(str(folder(name)) for name in {**PATHS, **ARCHIVES}[reader])
     path += f"{os.pathsep}{REPO / 'files/readers'}" if reader in ARCHIVES else ""
     words = [str(PYTHON), "-W", "ignore", str(PINS / "judge.py"), reader, str(captured), str(exported), str(dataset)]
-    code.write_text(printed(reader, captured))
+    code.write_text(printed(reader, exported if reader in ARCHIVES else captured))
     words += [str(code)] if code.read_text() else []
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)

@@ -474,3 +474,70 @@ def test_stop_ends_a_call_at_work_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 5 and child.poll() is not None
     assert len(here(output)) == 3 and book.moved_counts()["moved"] == 0
     book.close()
+
+
+# -- hs move ----------------------------------------------------------------------------------------------------------------
+
+
+def hs_move(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(moving.__file__).resolve().parents[1])
+    command = [sys.executable, "-m", "sglang_hs", "move", "--state-dir", str(state), *words]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=120)
+
+
+def described(output: Path) -> None:
+    for name in ("manifest.json", "samples.jsonl", "state.json"):
+        (output / name).write_text(name)
+
+
+def test_what_is_left_goes_by_the_books_settings_and_its_description_too(tmp_path: Path, sftp: remotes.Far) -> None:
+    output, state = tmp_path / "out", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 5)
+    book.set("move", sftp.move(archive="safetensors", archive_bytes=1200))
+    book.close()
+    described(output)
+    done = hs_move(state, "--output", str(output))
+    assert done.returncode == 0 and "5 samples of" in done.stdout, done.stdout + done.stderr
+    told = json.loads((state / "move.json").read_text())
+    assert told["finished"] and not told["failed"] and told["moved"] == 5
+    for name in ("manifest.json", "samples.jsonl", "state.json", "manifest.sqlite", "archives.json"):
+        assert (sftp.place / name).read_bytes() == (output / name).read_bytes()
+    index = json.loads((sftp.place / "archives.json").read_text())
+    assert sorted(idx for one in index["archives"] for idx in one["samples"]) == list(range(5))
+    far_book = Manifest(sftp.place, read_only=True)
+    assert far_book.moved_counts()["moved"] == 5
+    far_book.close()
+
+
+def test_a_move_is_refused_while_a_run_is_open_and_ends_when_one_is_opened(tmp_path: Path) -> None:
+    output, state = tmp_path / "out", tmp_path / "state"
+    state.mkdir()
+    make(output, 3).close()
+    program = tmp_path / "rclone"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    (tmp_path / "set.json").write_text(json.dumps({"to": str(tmp_path / "far"), "rclone": str(program)}))
+    words = ("--output", str(output), "--settings", str(tmp_path / "set.json"))
+    (state / "journal.json").write_text("{}")
+    refused = hs_move(state, *words)
+    assert refused.returncode == 1 and "a run is open on this host" in refused.stdout
+    (state / "journal.json").unlink()
+    root = str(Path(moving.__file__).resolve().parents[1])
+    command = [sys.executable, "-m", "sglang_hs", "move", "--state-dir", str(state), *words]
+    (state / "move.json").unlink()
+    work = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (state / "move.json").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    (state / "journal.json").write_text("{}")
+    out, _ = work.communicate(timeout=60)
+    assert work.returncode == 0 and "its own client moves on" in out
+    assert len(here(output)) == 3
+
+
+def test_a_move_without_a_place_or_an_extraction_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "out", 1).close()
+    assert "move nowhere" in hs_move(tmp_path, "--output", str(tmp_path / "out")).stdout
+    assert "holds no extraction" in hs_move(tmp_path, "--output", str(tmp_path)).stdout
+    assert "no run is known" in hs_move(tmp_path).stdout
