@@ -63,10 +63,10 @@ def work(module: AnsibleModule) -> dict:
         )
     looked = {"move_to": move["to"], "rclone": move.get("rclone") or "rclone"}
     looked.update(rclone_config=move.get("config") or "", rclone_options=list(move.get("options") or []))
-    rclone.look(looked, movejob.UNTOUCHED, not module.check_mode)
     book = Manifest(Path(found["output"]), read_only=True)
     try:
         moved, done = book.moved_counts()["moved"], book.counts()["done"]
+        move["rclone"] = rclone.look(looked, movejob.UNTOUCHED, not module.check_mode, book.mark())["program"]
     finally:
         book.close()
     line = "{:,} samples of {} wait here, {:,} are at {}".format(done - moved, found["output"], moved, move["to"])

@@ -42,7 +42,7 @@ import time  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import movejob, watching  # noqa: E402
+from ansible.module_utils.sglang_hs import watching  # noqa: E402
 
 LOOK = 0.5  # seconds between two looks
 
@@ -64,6 +64,9 @@ def work(module: AnsibleModule) -> dict:
         if given["what"] == "restore":
             found = watching.restoring(given["state_dir"])
         elif given["what"] == "move":
+            # not at every question on a run: a module compiles what it imports at every start
+            from ansible.module_utils.sglang_hs import movejob
+
             found = movejob.progress(given["state_dir"])
         else:
             found = watching.progress(given["state_dir"], given["run_id"], given["what"])

@@ -85,7 +85,7 @@ class Far:
         hidden = done.stdout.strip()
         lines = {
             "sftp": ["type = sftp", "host = 127.0.0.1", f"port = {self.port}", f"user = {USER}", f"pass = {hidden}",
-                     "shell_type = unix", "known_hosts_file = none"],
+                     "shell_type = unix"],
             "webdav": ["type = webdav", f"url = http://127.0.0.1:{self.port}", "vendor = other", f"user = {USER}", f"pass = {hidden}"],
             "s3": ["type = s3", "provider = Other", f"access_key_id = {USER}", f"secret_access_key = {KEY}",
                    f"endpoint = http://127.0.0.1:{self.port}", "force_path_style = true"],

@@ -7,6 +7,7 @@ is one writer (the client holds the folder's lock), and commits are grouped, so 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import struct
 import threading
@@ -115,6 +116,7 @@ class Manifest:
 
     def __init__(self, output: Path, lag: float = 0.5, read_only: bool = False) -> None:
         self.path = output / FILE
+        self._read_only = read_only
         self._lag = lag
         self._lock = threading.RLock()
         self._since: Optional[float] = None
@@ -177,6 +179,16 @@ class Manifest:
     def set(self, key: str, value: Any) -> None:
         """Put a value (JSON types) into the meta table."""
         self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value, sort_keys=True)))
+
+    def mark(self) -> str:
+        """What this book is told from every other by, at a remote; made when it is first asked for, "" where the book is only read and has none."""
+        with self._lock:
+            found = self.get("mark")
+            if not found and not self._read_only:
+                found = os.urandom(16).hex()
+                self.set("mark", found)
+                self.commit()
+        return str(found or "")
 
     # -- samples -------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from . import archive
 from .fsio import write_json
 from .manifest import DONE, DROPPED, PLANNED, SAMPLES, Archive, Manifest, Sample
 from .movesettings import DOWNLOAD, NONE, HighWater, Move
-from .rclone import HASHES, Ended, Failed, Rclone
+from .rclone import HASHES, Ended, Failed, Rclone, claim
 
 FILES, BYTES = 256, 4 << 30  # of a batch, at most
 LINGER = 2.0  # seconds that a batch may wait to become larger
@@ -129,6 +129,11 @@ class Mover:
         making = self.move.archive_bytes if self.move.archive != NONE else 0
         return self.high_water.room(free, total, waiting) - promised - min(making, waiting + promised)
 
+    @property
+    def ready(self) -> bool:
+        """Whether the remote was reached, and is this output's."""
+        return self._ready
+
     def idle(self) -> bool:
         """Whether nothing is here that could still go."""
         with self._lock:
@@ -167,7 +172,8 @@ class Mover:
             except Ended:
                 return
             except Exception as error:
-                self._failed("{}: {}".format(type(error).__name__, error))
+                # an HsError's first part says all, rclone's own words too
+                self._failed(getattr(error, "what", "") or "{}: {}".format(type(error).__name__, error))
                 self._stop.wait(max(self._resume_at - time.monotonic(), 0.1))
 
     def _copy_all(self) -> None:
@@ -234,6 +240,7 @@ class Mover:
 
     def _begin(self) -> None:
         """What the book says is here; and what a killed mover left: files of samples that are at the remote, half-made archives."""
+        claim(self._copier, self.move.to, self.book.mark(), str(self.output))
         known = self.book.moved_counts()
         planned: List[Archive] = []
         for found in self.book.archives(PLANNED, self.move.to):
@@ -271,6 +278,7 @@ class Mover:
 
     def _take(self) -> Optional[List[Parcel]]:
         """The next batch; None at the end of a drain. [] where one had to be given up."""
+        batch: List[Parcel] = []
         with self._lock:
             while not self._stop.is_set():
                 now = time.monotonic()
@@ -278,7 +286,6 @@ class Mover:
                     self._lock.wait(self._resume_at - now)
                     continue
                 if self._retry:
-                    batch = []
                     while self._retry and len(batch) < self._files:
                         batch.append(self._retry.popleft())
                     self._copying += 1
@@ -286,7 +293,6 @@ class Mover:
                 enough = self._enough()
                 if enough:
                     self._copying += 1
-                    batch = []
                     break
                 busy = self._copying or self._checking
                 if self._drain and not self._queue and not self._planned and not busy:
@@ -402,7 +408,9 @@ class Mover:
         """Compare what lies at the remote with the book; enter what is right, and let its files here go."""
         files = [parcel.file for parcel in batch]
         kind, found = self._at_remote(files, patience(batch))
-        right, wrong, missing = [], [], []
+        right: List[Parcel] = []
+        wrong: List[Parcel] = []
+        missing: List[Parcel] = []
         for parcel in batch:
             value = found.get(parcel.file)
             ours = (

@@ -15,6 +15,7 @@ from . import (
     formats,
     fsio,
     gpus,
+    manifest,
     model,
     movesettings,
     procs,
@@ -37,7 +38,7 @@ def look(wanted: Mapping[str, Any], api_key: str = "", dry: bool = False) -> Dic
     """
     settings = normalise(wanted)
     _folders(settings)
-    remote = rclone.look(settings, UNTOUCHED, not dry) if settings["move_to"] else None
+    remote = _remote(settings, dry)
     record = production.take(settings, api_key)
     for key in (
         "state_dir",
@@ -136,6 +137,20 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     settings["formats"] = formats.chosen(settings["formats"])
     settings["final"] = formats.final_for(settings["formats"], settings["final"])
     return settings
+
+
+def _remote(settings: Dict[str, Any], dry: bool) -> Optional[Dict[str, Any]]:
+    """What :func:`rclone.look` says of the remote that samples move to; None where they stay."""
+    if not settings["move_to"]:
+        return None
+    owner = ""
+    if (Path(settings["output_dir"]) / manifest.FILE).is_file():
+        book = manifest.Manifest(Path(settings["output_dir"]), read_only=True)
+        owner = book.mark()
+        book.close()
+    found = rclone.look(settings, UNTOUCHED, not dry, owner)
+    settings["rclone"] = found["program"]
+    return found
 
 
 def _moves(settings: Dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ the file's secret values taken out.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ HASHES = (
     "md5",
     "sha1",
 )  # that a remote may keep and we can compute, in the order in which they are asked for
+OWNER = "hs-owner.json"  # at a remote's folder: whose it is
 KEEP = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSH_AUTH_SOCK")
 PROXY = re.compile(r"(?:https?|no|all)_proxy", re.IGNORECASE)
 # parameters of a connection string and names of options that are secrets; files that hold one are none themselves
@@ -185,11 +187,53 @@ class Rclone:
         finally:
             self.delete(root, name)
 
+    def text(self, root: str, name: str) -> Optional[str]:
+        """A small file at the remote, None where there is none."""
+        code, out, said = self.call("cat", folder(root) + name, patience=120)
+        if code in (3, 4) or (code != 0 and "not found" in said.lower()):  # of a folder, of a file
+            return None
+        if code != 0:
+            raise Failed("rclone cat: " + last_words(said))
+        return out or None
+
+    def put(self, root: str, name: str, text: str) -> None:
+        """Write a small file at the remote."""
+        code, _, said = self.call("rcat", folder(root) + name, text=text, patience=120)
+        if code != 0:
+            raise Failed("rclone rcat: " + last_words(said))
+
     def free(self, root: str) -> Optional[int]:
         """Bytes that are free at the remote, None where it does not tell."""
         code, out, _ = self.call("about", root, patience=60)
         found = re.search(r"^Free:\s+([\d.]+)\s*([KMGTPE]?)i?B?$", out, re.MULTILINE) if code == 0 else None
         return int(float(found.group(1)) * 1024 ** " KMGTPE".index(found.group(2) or " ")) if found else None
+
+
+def owner_of(text: Optional[str]) -> Dict[str, str]:
+    """{owner, output} out of the file OWNER; {} where there is none."""
+    try:
+        found = json.loads(text or "{}")
+        return {str(key): str(value) for key, value in found.items()}
+    except (ValueError, AttributeError):
+        return {"owner": "?", "output": "somebody who wrote {!r}".format((text or "")[:40])}
+
+
+def claim(tool: Rclone, root: str, owner: str, output: str, write: bool = True) -> None:
+    """A remote's folder belongs to one output folder: two would write files of the same names. HsError where it is another's.
+
+    ``owner``: the mark of the output folder's book, "" where it has none yet. ``write``: mark a folder that is nobody's.
+    """
+    found = owner_of(tool.text(root, OWNER))
+    if found and found.get("owner") != owner:
+        raise HsError(
+            "{} holds the samples of another output folder, {}".format(root, found.get("output")),
+            "that folder and the samples here",
+            "give hs_move_to a folder of its own: for several hosts, NAME:path/{{ inventory_hostname }}",
+        )
+    if not found and write:
+        tool.put(
+            root, OWNER, json.dumps({"owner": owner, "output": "{}:{}".format(os.uname().nodename, output)}) + "\n"
+        )
 
 
 def folder(root: str) -> str:
@@ -268,10 +312,11 @@ def check(move_to: str, config: str, options: Sequence[str], untouched: str) -> 
         )
 
 
-def look(settings: Mapping[str, Any], untouched: str, write: bool) -> Dict[str, Any]:
-    """Whether the remote of a run is there, before anything is stopped: {version, free: bytes or None}. HsError where it is not fit.
+def look(settings: Mapping[str, Any], untouched: str, write: bool, owner: str = "") -> Dict[str, Any]:
+    """Whether the remote of a run is there, before anything is stopped: {version, program: its path, free: bytes or None}. HsError where it is not fit.
 
-    ``settings``: move_to, rclone, rclone_config, rclone_options. ``write``: also write and remove a small file there.
+    ``settings``: move_to, rclone, rclone_config, rclone_options. ``write``: also write and remove a small file there. ``owner``: the mark of
+    the output folder's book.
     """
     root = str(settings["move_to"])
     check(root, str(settings["rclone_config"]), settings["rclone_options"], untouched)
@@ -290,9 +335,11 @@ def look(settings: Mapping[str, Any], untouched: str, write: bool) -> Dict[str, 
         )
     try:
         tool.listing(root)
+        claim(tool, root, owner, "", write=False)
         if write:
             tool.probe(root, ".hs-probe-{}-{}".format(os.uname().nodename, os.getpid()))
-        return {"version": "{}.{}".format(*version), "free": tool.free(root)}
+        program = shutil.which(tool.binary) or tool.binary  # the client's PATH is production's
+        return {"version": "{}.{}".format(*version), "program": program, "free": tool.free(root)}
     except Failed as error:
         raise HsError(
             "hs_move_to {} is of no use: {}".format(root, error),

@@ -183,7 +183,8 @@ def test_the_playbooks_take_a_data_set_through_a_remote(
         far.start()
         assert play.wait(600) == 0, (host.folder / "play.log").read_text()
     finally:
-        play.poll() is None and play.kill()
+        if play.poll() is None:
+            play.kill()
         log.close()
     out = " ".join((host.folder / "play.log").read_text().split())
     assert f"samples are at {far.to}" in out

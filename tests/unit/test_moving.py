@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import far as remotes
 
 COUNT = 12
+OWNER = rclone.OWNER
 
 
 def tensors(idx: int) -> bytes:
@@ -101,7 +102,7 @@ def wait(seen: Callable[[], bool], mover: Mover, patience: float = 30) -> None:
 
 def check_far(place: Path, count: int = COUNT) -> None:
     """Every sample is there once, to the byte, and nothing else."""
-    names = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+    names = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and path.name != OWNER)
     assert names == sorted(f"hidden_states/hs_{idx}.safetensors" for idx in range(count))
     for idx in range(count):
         assert (place / f"hidden_states/hs_{idx}.safetensors").read_bytes() == tensors(idx)
@@ -186,7 +187,8 @@ def test_other_bytes_at_the_far_end_are_noticed_and_the_sample_stays(
     output = tmp_path / "out"
     book = make(output, 4)
     path = made.place / "hidden_states/hs_2.safetensors"
-    real, spoilt = rclone.Rclone.copy, []
+    real = rclone.Rclone.copy
+    spoilt: list[bytes] = []
 
     def copy(
         self: rclone.Rclone, source: str, root: str, files: Any, again: bool = False, patience: float = 600
@@ -296,7 +298,7 @@ def check_archives(place: Path, book: Manifest, count: int = COUNT) -> None:
     """Every sample is in one archive, to the byte of its own file; no other archive lies there."""
     known = book.archives("moved")
     assert sorted(found.file for found in known) == sorted(
-        str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()
+        str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and path.name != OWNER
     )
     assert sorted(idx for found in known for idx in found.members) == list(range(count))
     for found in known:
@@ -474,6 +476,28 @@ def test_stop_ends_a_call_at_work_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 5 and child.poll() is not None
     assert len(here(output)) == 3 and book.moved_counts()["moved"] == 0
     book.close()
+
+
+def test_a_remotes_folder_belongs_to_one_output(tmp_path: Path, sftp: remotes.Far) -> None:
+    """Two outputs have files of the same names: the second must not write over the first."""
+    first, second = tmp_path / "out", tmp_path / "other"
+    book = make(first, 2)
+    drained(first, book, Move.of(sftp.move()))
+    other = make(second, 2)
+    settings: dict[str, Any] = {
+        "move_to": sftp.to, "rclone": str(sftp.rclone), "rclone_config": str(sftp.config), "rclone_options": [],
+    }  # fmt: skip
+    rclone.look(settings, "everything", True, book.mark())
+    with pytest.raises(HsError, match="holds the samples of another output folder"):
+        rclone.look(settings, "everything", True, other.mark())
+    mover = Mover(second, other, Move.of(sftp.move()))
+    mover.start()
+    wait(lambda: mover.status()["failures"] >= 2, mover)
+    mover.stop()
+    assert "another output folder" in mover.status()["error"] and len(here(second)) == 2
+    check_far(sftp.place, 2)
+    book.close()
+    other.close()
 
 
 # -- hs move ----------------------------------------------------------------------------------------------------------------
