@@ -53,6 +53,7 @@ CREATE TABLE IF NOT EXISTS moved (
     archive INTEGER,                -- the archive that holds it, NULL: a file of its own, named as in samples.file
     at REAL NOT NULL                -- unix time
 );
+CREATE INDEX IF NOT EXISTS moved_archive ON moved (archive) WHERE archive IS NOT NULL;
 CREATE TABLE IF NOT EXISTS archives (
     id INTEGER PRIMARY KEY,
     remote INTEGER NOT NULL,
@@ -410,6 +411,12 @@ class Manifest:
                 (state, root, root),
             ).fetchall()
         return [Archive(row[0], row[1], tuple(json.loads(row[2])), row[3], row[4]) for row in rows]
+
+    def in_archive(self, number: int) -> Tuple[int, ...]:
+        """The samples (idx, ascending) whose bytes are in an archive: less than its members where some were extracted again."""
+        with self._lock:
+            rows = self._db.execute("SELECT idx FROM moved WHERE archive = ? ORDER BY idx", (number,)).fetchall()
+        return tuple(row[0] for row in rows)
 
     def drop_archive(self, number: int, gone: bool = False) -> None:
         """A planned archive is not to be made after all. ``gone``: nothing of it is left at the remote either, so it is forgotten."""

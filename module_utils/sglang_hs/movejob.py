@@ -118,8 +118,14 @@ def run(state_dir: str, output_dir: str, move: Mapping[str, Any], period: float 
 
 def _describe(output: Path, book: Manifest, move: Move, mover: Mover) -> None:
     """Put what describes the samples beside them, each file verified: a trainer's reader finds there what it found here."""
+    archives = []
+    for found in book.archives(MOVED, move.to):
+        here = book.in_archive(found.id)
+        if here:
+            archives.append(found._replace(members=here))
+        else:  # every sample of it was extracted again
+            book.drop_archive(found.id)
     mover.drop_archives()
-    archives = book.archives(MOVED, move.to)
     if archives:
         fsio.write_json(output / archive.INDEX, archive.index(archives), 0o644)
     book.commit()  # its file is copied, too: whoever has the remote has every checksum

@@ -96,7 +96,7 @@ def _output(path: str, runs: List[str], in_use: Sequence[str]) -> Dict[str, Any]
     if counts is not None:
         described = (folder / "manifest.json").is_file() and (folder / SAMPLES).is_file()
         found.update(ours=True, samples=counts["done"], total=counts["total"], moved=counts["moved"])
-        found["complete"] = bool(counts["total"]) and not counts["pending"] and described
+        found["complete"] = bool(counts["total"]) and not counts["pending"] and described and not counts["waiting"]
         found["bytes"] = sum(size for _, size in _files(folder))
     return found
 
@@ -119,7 +119,12 @@ def _counts(folder: Path) -> Optional[Dict[str, Any]]:
     except (HsError, sqlite3.Error):
         return None
     try:
-        return dict(book.counts(), moved=book.moved_counts()["roots"]) if book.identity() else None
+        if not book.identity():
+            return None
+        counts, moved = book.counts(), book.moved_counts()
+        # samples that are to move and have not: this is their only place
+        waiting = counts["done"] - moved["moved"] if (book.get("move") or {}).get("to") else 0
+        return dict(counts, moved=moved["roots"], waiting=waiting)
     except sqlite3.Error:
         return None
     finally:

@@ -270,3 +270,44 @@ def test_a_client_that_is_killed_between_copy_and_unlink_loses_nothing(setup: Se
     assert setup.run(move=settings)[0] == 0
     rest_moved(setup, place)
     check(setup, place)
+
+
+def test_verify_and_export_know_where_a_sample_is(
+    setup: Setup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sglang_hs.errors import HsError
+    from sglang_hs_client.export import export
+    from sglang_hs_client.verify import verify
+
+    place = tmp_path / "nfs"
+    more = {"archive": "safetensors", "archive_bytes": 20000}
+    code, result = setup.run(move=move(place, **more))
+    assert code == 0, result
+    rest_moved(setup, place, **more)
+    assert verify(setup.output, True, False) == 0
+    assert "--remote asks there" in capsys.readouterr().out
+    assert verify(setup.output, False, False, True) == 0
+    assert "whose bytes were looked at there" in capsys.readouterr().out
+    with pytest.raises(HsError, match="was moved to {}".format(place)):
+        export(setup.output, "speculators-pt", tmp_path / "refused", None)
+    for name in ("manifest.json", "manifest.sqlite", "samples.jsonl"):
+        (place / name).write_bytes((setup.output / name).read_bytes())
+    result = export(place, "speculators-pt", tmp_path / "archived", None)
+    assert result["written"] == len(ROWS)
+    # a changed byte in an archive is every sample's of it
+    one = sorted((place / "archives").iterdir())[0]
+    one.write_bytes(one.read_bytes()[:-1] + b"\x55")
+    book = Manifest(setup.output)
+    members = book.archives("moved")[0].members
+    book.close()
+    capsys.readouterr()
+    assert verify(setup.output, False, True, True) == 6
+    told = capsys.readouterr().out
+    assert "have changed (sha256)" in told and "{} wrong".format(len(members)) in told
+    one.unlink()
+    book = Manifest(setup.output, read_only=True)
+    assert book.counts()["pending"] == len(members)
+    book.close()
+    assert setup.run(move=move(place, **more))[0] == 0  # extracted again
+    rest_moved(setup, place, **more)
+    assert verify(setup.output, True, False, True) == 0

@@ -534,6 +534,30 @@ def test_what_is_left_goes_by_the_books_settings_and_its_description_too(tmp_pat
     far_book.close()
 
 
+def test_the_index_names_each_sample_once_also_when_it_was_extracted_again(tmp_path: Path) -> None:
+    output, place, state = tmp_path / "out", tmp_path / "nfs", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 6)
+    book.set("move", to_folder(place, archive="safetensors", archive_bytes=1200)._asdict())
+    book.commit()
+    described(output)
+    assert hs_move(state, "--output", str(output)).returncode == 0
+    first, second = book.archives("moved")[:2]
+    for idx in (*first.members, second.members[0]):
+        book.again(idx)
+        finish(output, book, idx)
+    book.commit()
+    done = hs_move(state, "--output", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    index = json.loads((place / "archives.json").read_text())
+    assert sorted(idx for one in index["archives"] for idx in one["samples"]) == list(range(6))
+    assert not (place / first.file).exists() and (place / second.file).exists()
+    for one in index["archives"]:
+        for idx in one["samples"]:
+            assert archive.unpack(place / one["file"], idx) == tensors(idx)
+    book.close()
+
+
 def test_a_move_is_refused_while_a_run_is_open_and_ends_when_one_is_opened(tmp_path: Path) -> None:
     output, state = tmp_path / "out", tmp_path / "state"
     state.mkdir()
