@@ -25,6 +25,8 @@ from .journal import Journal, Paths, boot_id
 RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
 RETRY_AFTER = 60.0
 STEP_PATIENCE = 180.0  # for a forward step of the run that is at work when a restore begins
+TIMER = "sglang-hs-guard.timer"
+GUARD_PERIOD = 30.0  # it looks more often than that
 BEGIN_PATIENCE = 30.0  # for a run that is beginning: it measures production's decode rate meanwhile
 SLOWER = 0.95  # of the decode rate before the run: told, not fatal
 STRANGER_PATIENCE = 60.0  # for whoever else listens on production's port; it may be a server that warms up, production itself cannot come
@@ -435,6 +437,24 @@ def guard(state_dir: str, period: float = 1.0) -> None:
         time.sleep(period)
 
 
+def guard_state(journal: Journal) -> Dict[str, Any]:
+    """{kind: timer or process, alive, detail}. The journal knows a guard that is a process; a timer is systemd's."""
+    known = journal.document.get("guard") or {}
+    if known:
+        alive = procs.alive(known["pid"], known["start"])
+        return {
+            "kind": "process",
+            "alive": alive,
+            "detail": "pid {}{}".format(known["pid"], "" if alive else " is gone"),
+        }
+    if not production.has_units():
+        return {"kind": "process", "alive": False, "detail": "it was never started"}
+    words = ["systemctl", "is-active", TIMER]
+    out = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
+    state = out.decode().strip() or "unknown"
+    return {"kind": "timer", "alive": state == "active", "detail": "{} is {}".format(TIMER, state)}
+
+
 def may_end(state_dir: str, operator: str, take_over: bool) -> None:
     """HsError where the open run is another operator's and at work. One that is orphaned, or that a restore of failed, is anybody's to end."""
     journal = Journal.load(Paths(state_dir))
@@ -492,10 +512,23 @@ def outcome(state_dir: str) -> Dict[str, Any]:
         return {"finished": False, "failed": False, "line": "{} {}".format(last["step"], last["state"]), "lines": []}
     if journal is None:
         return {"finished": True, "failed": False, "line": "the run is closed", "lines": ["the run is closed"]}
-    last_words = " | ".join(ending.last_lines(paths.state / "restore.log", 4))
+    last_words = " | ".join(ending.last_lines(paths.state / "restore.log", 4)) or "it said nothing"
+    if _taken_on(journal, time.time()):
+        line = "the restore program was ended from outside ({}); the guard begins it again in a moment".format(
+            last_words
+        )
+        return {"finished": False, "failed": False, "line": line, "lines": []}
     return {
         "finished": True,
         "failed": True,
-        "line": "the restore program ended without a report: {}".format(last_words),
+        "line": "the restore program was ended without a report ({}) and nobody begins it again; next, run playbooks/restore.yml".format(
+            last_words
+        ),
         "lines": [],
     }
+
+
+def _taken_on(journal: Journal, now: float) -> bool:
+    """Whether the guard will go on with a restore whose program is gone: it waits for the lease of the step that was at work."""
+    due_by = journal.document["lease"]["until"] + GUARD_PERIOD
+    return journal.last("restore") == "begun" and now < due_by and bool(guard_state(journal)["alive"])

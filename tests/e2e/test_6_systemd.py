@@ -164,12 +164,11 @@ def test_a_link_that_is_cut_for_a_while_is_waited_out_also_by_a_user_with_sudo(r
     assert remote.samples() == 64
 
 
-@pytest.mark.long  # not seen green yet
 def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote) -> None:
     """With systemd on the host, which is not theirs to use: sessions instead of units; the engine's folder is theirs to write to."""
     remote.shell(OP + "rm -f /etc/sudoers.d/op")
     source = json.loads((text := remote.run("cat", "/etc/hs-verify.json"))[text.index("{") :])["source"]
-    words = f"{source}/srt/models {source}/srt/models/deepseek_v2.py"
+    words = f"{source}/srt/models {source}/srt/models/__pycache__ {source}/srt/models/deepseek_v2.py"
     remote.shell(f"chown op:op {words}; chmod -R a+rX $(dirname {source})")
     mine = {
         "hs_production_port": 30100,

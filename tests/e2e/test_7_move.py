@@ -223,27 +223,13 @@ def test_the_playbooks_take_a_data_set_through_a_remote(
 
 
 @pytest.fixture(scope="module")
-def finished(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of a finished output for every format."""
-    if not host.finished.is_dir():
-        extra = {
-            "hs_formats": ["native", "speculators-pt", "specforge", "modelopt"],
-            "hs_output_dir": str(host.finished),
-        }
-        played = host.play("extract", extra=extra)
-        assert played.code == 0, played.out
-        host.keep_page()
+def archives(host: Host, finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples of a copy in archives, as move.yml leaves them in a folder of another disk."""
     copy = tmp_path_factory.mktemp("move") / "copy"
-    shutil.copytree(host.finished, copy)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def archives(host: Host, finished: Path) -> Path:
-    """The samples in archives, as move.yml leaves them in a folder of another disk."""
-    place = finished.with_name("archives")
+    shutil.copytree(finished, copy)
+    place = copy.with_name("archives")
     extra = {
-        "hs_output_dir": str(finished), "hs_move_to": str(place), "hs_rclone": str(remotes.program()),
+        "hs_output_dir": str(copy), "hs_move_to": str(place), "hs_rclone": str(remotes.program()),
         "hs_archive": "safetensors", "hs_archive_gb": 0.005,
     }  # fmt: skip
     played = host.play("move", extra=extra)
