@@ -112,7 +112,7 @@ def _transfer(base: Any) -> Any:
             """The states of a row, None where it has none (in quarantine)."""
             return self.archives.get(file_idx)
 
-        def get_generated(self, hs_transfer_params: Dict[str, Any]) -> Optional[Dict[str, torch.Tensor]]:
+        def get_generated(self, params: Dict[str, Any]) -> Optional[Dict[str, torch.Tensor]]:
             """Archives are only read."""
             raise RuntimeError(
                 "archives hold what was extracted and generate nothing: set on_missing to skip, warn or raise"
