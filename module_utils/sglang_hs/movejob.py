@@ -133,8 +133,8 @@ def _describe(output: Path, book: Manifest, move: Move, mover: Mover) -> None:
     files = [name for name in (*DESCRIPTIONS, FILE) if (output / name).is_file()]
     tool.copy(str(output), move.to, files, again=True)
     wanted = {name: _sha256(output / name) for name in files}
-    found = tool.hashes(move.to, files, "sha256", True)
-    wrong = sorted(name for name in files if found.get(name) != wanted[name])
+    far = tool.hashes(move.to, files, "sha256", True)
+    wrong = sorted(name for name in files if far.get(name) != wanted[name])
     if wrong:
         raise Failed("{} at the remote is not what was sent".format(", ".join(wrong)))
 
