@@ -83,6 +83,9 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     answer["time_line"] = _expected(settings, left)
     answer["lengths"] = histogram(found.hist)
     answer["space_line"] = _room(settings, found, left, each, reserve) if work else "complete"
+    waiting = done["samples"] - done["moved"]
+    if settings.get("move_to") and not work and waiting:
+        answer["space_line"] += "; {:,} samples are still to be moved: playbooks/move.yml".format(waiting)
     return answer
 
 
@@ -137,7 +140,7 @@ def duration(seconds: float) -> str:
 def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
     """What an earlier run left in the output folder: counted where the file is there in its size. Refuses another run's folder."""
     output = Path(settings["output_dir"])
-    nothing = {"samples": 0, "tokens": 0, "bytes": 0}
+    nothing = {"samples": 0, "tokens": 0, "bytes": 0, "moved": 0}
     if not (output / FILE).is_file():
         if output.is_dir() and any(output.iterdir()):
             strangers = sorted(entry.name for entry in output.iterdir())[:3]
@@ -180,6 +183,7 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
             except OSError:
                 there = False
             nothing["samples"] += there
+            nothing["moved"] += file is None
             nothing["tokens"] += length if there else 0
             nothing["bytes"] += (size_then or 0) if there else 0
     finally:

@@ -69,8 +69,11 @@ def test_a_folder_with_every_sample_and_no_description_is_not_finished(settings:
     assert plan.look(settings, False, 0.0)["work"] is True
     (output / "manifest.json").write_text(json.dumps(dict(described, counts={"pending": 0})))
     found = plan.look(settings, False, 0.0)
-    assert (found["done"], found["work"]) == (3, False)
+    assert (found["done"], found["work"], found["space_line"]) == (3, False, "complete")
     assert "ended before" not in found["line"]
+    moves = dict(settings, move_to="far:")
+    told = "complete; 3 samples are still to be moved: playbooks/move.yml"
+    assert plan.look(moves, False, 0.0)["space_line"] == told
     (output / "samples.jsonl").unlink()
     assert plan.look(settings, False, 0.0)["work"] is True
 
