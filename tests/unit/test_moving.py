@@ -589,3 +589,22 @@ def test_a_move_without_a_place_or_an_extraction_is_refused(tmp_path: Path) -> N
     assert "move nowhere" in hs_move(tmp_path, "--output", str(tmp_path / "out")).stdout
     assert "holds no extraction" in hs_move(tmp_path, "--output", str(tmp_path)).stdout
     assert "no run is known" in hs_move(tmp_path).stdout
+
+
+def test_rclone_dies_with_whoever_called_it_however_that_ends(tmp_path: Path) -> None:
+    seen = tmp_path / "pid"
+    program = tmp_path / "rclone"
+    program.write_text(f"#!/bin/sh\necho $$ > {seen}.part\nmv {seen}.part {seen}\nexec sleep 600\n")
+    program.chmod(0o755)
+    script = f"from sglang_hs.rclone import Rclone; Rclone({str(program)!r}).call('version')"
+    root = str(Path(moving.__file__).resolve().parents[1])
+    caller = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": root})
+    until = time.monotonic() + 30
+    while not seen.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    child = int(seen.read_text())
+    caller.kill()
+    caller.wait()
+    while Path(f"/proc/{child}").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{child}").exists()
