@@ -106,9 +106,6 @@ class Far:
             "",
         ]
         words += ["--auth-key", f"{USER},{KEY}"] if self.kind == "s3" else ["--user", USER, "--pass", KEY]
-        words += (
-            ["--vfs-cache-mode", "off", "--dir-cache-time", "0s"] if self.kind == "s3" else ["--dir-cache-time", "0s"]
-        )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

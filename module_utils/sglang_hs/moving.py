@@ -27,7 +27,7 @@ from .manifest import DONE, DROPPED, PLANNED, SAMPLES, Archive, Manifest, Sample
 from .movesettings import DOWNLOAD, NONE, HighWater, Move
 from .rclone import HASHES, Ended, Failed, Rclone, claim
 
-FILES, BYTES = 256, 4 << 30  # of a batch, at most
+FILES, BYTES = 256, 1 << 30  # of a batch, at most: one is copied while the one before is verified
 LINGER = 2.0  # seconds that a batch may wait to become larger
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds, after failures
 SLOWEST = 1e6  # bytes a second: a call that is slower than this hangs
