@@ -106,6 +106,8 @@ class Far:
             "",
         ]
         words += ["--auth-key", f"{USER},{KEY}"] if self.kind == "s3" else ["--user", USER, "--pass", KEY]
+        # the server of S3 would hand out an ETag that it remembers; with the others this makes every call slow
+        words += ["--dir-cache-time", "0s"] if self.kind == "s3" else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
