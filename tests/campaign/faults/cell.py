@@ -78,6 +78,7 @@ def make_ready(host: FaultHost) -> None:
 def play(host: FaultHost, *plan: tuple[str, Fault]) -> Result:
     """Play a run with these faults, each at its step, in the order in which the steps come; judge it."""
     make_ready(host)
+    host.known = host.runs()
     result = Result(", ".join(step for step, _ in plan), ", ".join(fault.name for _, fault in plan))
     strikes = [Strike(host, step, fault.name) for step, fault in plan]
     settings = {key: word for _, fault in plan for key, word in fault.settings.items()}
