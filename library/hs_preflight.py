@@ -9,7 +9,7 @@ short_description: Examine a host that serves a model with SGLang before hidden 
 description:
   - Finds the production server, asks it for real generations, finds the engine, its release and its options, reads the model's
     sizes, and looks for strangers on the ports and GPUs.
-  - Reads only, in check mode and out of it. Whatever does not fit is one message that says what, and what to do next.
+  - Reads only on the host, in check mode and out of it. Whatever does not fit is one message that says what, and what to do next.
   - A run that is open on the host is returned as RV(open_run) and nothing else is looked at, since production is down then.
 options:
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
@@ -21,7 +21,7 @@ options:
     required: true
   api_key: {description: Production's API key where it is not on its command line., type: str, default: ''}
 attributes:
-  check_mode: {support: full, description: Reads only.}
+  check_mode: {support: full, description: 'Reads only. Out of it a remote that samples are to move to gets a small file, which is removed again.'}
 author: sglang-hidden-states contributors
 """
 
@@ -57,7 +57,11 @@ def work(module: AnsibleModule) -> dict:
         if journal is not None:
             steps.may_attach(journal, given["wanted"], given["operator"], given["take_over"])
         return {"changed": False, "open_run": open_run, "view": open_run["view"]}
-    return {"changed": False, "open_run": {}, "view": preflight.look(given["wanted"], given["api_key"] or "")}
+    return {
+        "changed": False,
+        "open_run": {},
+        "view": preflight.look(given["wanted"], given["api_key"] or "", module.check_mode),
+    }
 
 
 def main() -> None:

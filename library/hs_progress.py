@@ -5,14 +5,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: hs_progress
-short_description: Ask how the launch, the extraction or the restore of a run is doing
+short_description: Ask how the launch, the extraction or the restore of a run, or a move, is doing
 description:
   - Returns at once, or, with O(wait), when there is news. When the step is over its end is recorded in the journal.
   - Used through the action M(hs_watch), which asks again and again and survives a link that breaks.
 options:
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   run_id: {description: The run; for a restore it may be empty., type: str, default: ''}
-  what: {description: Which step., type: str, choices: [launch, extract, restore], required: true}
+  what: {description: Which step., type: str, choices: [launch, extract, restore, move], required: true}
   wait: {description: 'Seconds to wait for news: the step is over, or in another phase than O(phase).', type: float, default: 0}
   phase: {description: The phase of the last answer., type: str, default: ''}
 attributes:
@@ -63,6 +63,11 @@ def work(module: AnsibleModule) -> dict:
     while True:
         if given["what"] == "restore":
             found = watching.restoring(given["state_dir"])
+        elif given["what"] == "move":
+            # not at every question on a run: a module compiles what it imports at every start
+            from ansible.module_utils.sglang_hs import movejob
+
+            found = movejob.progress(given["state_dir"])
         else:
             found = watching.progress(given["state_dir"], given["run_id"], given["what"])
         if found["finished"] or found["phase"] != given["phase"] or time.monotonic() > until:
@@ -80,7 +85,7 @@ def main() -> None:
             "run_id": {"type": "str", "default": ""},
             "wait": {"type": "float", "default": 0.0},
             "phase": {"type": "str", "default": ""},
-            "what": {"type": "str", "choices": ["launch", "extract", "restore"], "required": True},
+            "what": {"type": "str", "choices": ["launch", "extract", "restore", "move"], "required": True},
         },
         work,
     )

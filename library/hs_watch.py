@@ -12,7 +12,7 @@ description:
     now and then.
   - A link that breaks is shown and waited out. The step itself is a job of its own on the host, so watching may end at any time.
 options:
-  what: {description: Which step., type: str, choices: [launch, extract, restore], required: true}
+  what: {description: Which step., type: str, choices: [launch, extract, restore, move], required: true}
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   run_id: {description: The run; for a restore it may be empty., type: str, default: ''}
   every: {description: 'Seconds between two questions; 1 at first, then 2 on a terminal and 5 for a log, where it is not given.', type: float}

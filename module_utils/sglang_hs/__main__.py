@@ -1,6 +1,7 @@
-"""The program on the target, for the guard, the boot and the operator's shell: ``hs status``, ``hs restore``, ``hs guard``.
+"""The program on the target, for the guard, the boot and the operator's shell: ``hs status``, ``hs restore``, ``hs guard``, ``hs move``.
 
-Exit status of ``restore``: 0 production is as it was, 1 it is not (the last lines say what is wrong and what to do).
+Exit status of ``restore``: 0 production is as it was, 1 it is not (the last lines say what is wrong and what to do). Of ``move``: 0 every
+sample is at the remote, 1 not.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def main(words: Optional[List[str]] = None) -> int:
             sub.add_argument("--dry-run", action="store_true", help="say what is open and what would be done")
         if verb == "guard":
             sub.add_argument("--once", action="store_true", help="one look, then exit (for the timer)")
+    sub = verbs.add_parser("move", help="move what an extraction left here to the remote, and describe it there")
+    sub.add_argument("--state-dir", default=str(HOME))
+    sub.add_argument("--output", default="", help="the output folder (default: the last run's)")
+    sub.add_argument("--to", default="", help="another remote:path than the run's")
+    sub.add_argument("--settings", default="", help="JSON file with more settings (for the playbook)")
     verbs.add_parser("supervise").add_argument("spec")
     given = parser.parse_args(words)
     try:
@@ -66,6 +72,13 @@ def main(words: Optional[List[str]] = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     if given.verb == "supervise":
         return jobs.supervise(Path(given.spec))
+    if given.verb == "move":
+        from . import movejob  # nothing of it is needed to bring production back
+
+        settings = fsio.read_json(Path(given.settings)) if given.settings else {}
+        return movejob.main(
+            given.state_dir, given.output, dict(settings or {}, **({"to": given.to} if given.to else {}))
+        )
     if given.verb == "status" or (given.verb == "restore" and given.dry_run):
         found = status.look(given.state_dir)
         print(json.dumps(found, indent=1, sort_keys=True) if given.json else "\n".join(status.lines(found)))

@@ -7,6 +7,7 @@ is one writer (the client holds the folder's lock), and commits are grouped, so 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import struct
 import threading
@@ -42,6 +43,26 @@ CREATE TABLE IF NOT EXISTS norms (
     idx INTEGER PRIMARY KEY,        -- the sample
     value BLOB NOT NULL             -- float32, little-endian: mean L2 norm of some rows, one number a state
 );
+CREATE TABLE IF NOT EXISTS remotes (
+    id INTEGER PRIMARY KEY,
+    root TEXT NOT NULL UNIQUE       -- remote:path, as hs_move_to named it
+);
+CREATE TABLE IF NOT EXISTS moved (
+    idx INTEGER PRIMARY KEY,        -- a finished sample whose bytes were verified at the remote
+    remote INTEGER NOT NULL,
+    archive INTEGER,                -- the archive that holds it, NULL: a file of its own, named as in samples.file
+    at REAL NOT NULL                -- unix time
+);
+CREATE INDEX IF NOT EXISTS moved_archive ON moved (archive) WHERE archive IS NOT NULL;
+CREATE TABLE IF NOT EXISTS archives (
+    id INTEGER PRIMARY KEY,
+    remote INTEGER NOT NULL,
+    file TEXT NOT NULL,             -- relative to the remote's root
+    members TEXT NOT NULL,          -- JSON list of idx, ascending: with the samples' bytes they make the archive's
+    bytes INTEGER,                  -- of the archive, once it is moved
+    sha256 TEXT,
+    state TEXT NOT NULL             -- planned | moved | dropped (a member changed; the remote's file is to go)
+);
 """
 
 
@@ -64,6 +85,26 @@ def _floats(value: bytes) -> Tuple[float, ...]:
     return struct.unpack("<{}f".format(len(value) // 4), value)
 
 
+class Moved(NamedTuple):
+    """Where a moved sample's bytes are: ``root`` as hs_move_to named it, ``file`` below it, ``archive``: whether that holds others too."""
+
+    root: str
+    file: str
+    archive: bool
+
+
+class Archive(NamedTuple):
+    """One row of the archives: ``members`` are the samples' idx, ascending; ``bytes`` and ``sha256`` are None until it is moved."""
+
+    id: int
+    file: str
+    members: Tuple[int, ...]
+    bytes: Optional[int]
+    sha256: Optional[str]
+
+
+PLANNED, MOVED, DROPPED = "planned", "moved", "dropped"  # states of an archive
+
 _SELECT = "SELECT idx, name, length, state, file, bytes, sha256, reason, attempts, changed FROM samples "
 
 
@@ -76,6 +117,7 @@ class Manifest:
 
     def __init__(self, output: Path, lag: float = 0.5, read_only: bool = False) -> None:
         self.path = output / FILE
+        self._read_only = read_only
         self._lag = lag
         self._lock = threading.RLock()
         self._since: Optional[float] = None
@@ -88,6 +130,9 @@ class Manifest:
                 self._db.execute("PRAGMA journal_mode = DELETE")
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._db.executescript(_SCHEMA)
+            # a book of before there were remotes, which is only read, has none
+            found = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'archives'").fetchone()
+            self._moves = found is not None
         except sqlite3.DatabaseError as error:
             raise HsError(
                 "{} cannot be opened: {}".format(self.path, error),
@@ -136,6 +181,16 @@ class Manifest:
         """Put a value (JSON types) into the meta table."""
         self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value, sort_keys=True)))
 
+    def mark(self) -> str:
+        """What this book is told from every other by, at a remote; made when it is first asked for, "" where the book is only read and has none."""
+        with self._lock:
+            found = self.get("mark")
+            if not found and not self._read_only:
+                found = os.urandom(16).hex()
+                self.set("mark", found)
+                self.commit()
+        return str(found or "")
+
     # -- samples -------------------------------------------------------------------------------------------------------
 
     def add(self, samples: Iterable[Tuple[int, Optional[str], int, Optional[str]]]) -> None:
@@ -175,11 +230,15 @@ class Manifest:
         )
 
     def again(self, idx: int) -> None:
-        """The sample must be extracted anew (its file is missing or wrong)."""
-        self._write(
-            "UPDATE samples SET state = 'pending', file = NULL, bytes = NULL, sha256 = NULL, reason = NULL, attempts = 0, changed = ? WHERE idx = ?",
-            (time.time(), idx),
-        )
+        """The sample must be extracted anew (its file is missing or wrong, here or at the remote)."""
+        with self._lock:
+            self._begin()
+            self._db.execute("DELETE FROM moved WHERE idx = ?", (idx,))
+            self._db.execute(
+                "UPDATE samples SET state = 'pending', file = NULL, bytes = NULL, sha256 = NULL, reason = NULL, attempts = 0, changed = ? WHERE idx = ?",
+                (time.time(), idx),
+            )
+            self._commit_if_late()
 
     def retry_failed(self) -> int:
         """A new run tries again what the last one gave up; returns how many."""
@@ -198,9 +257,11 @@ class Manifest:
         return Sample(*found) if found else None
 
     def done_as(self, name: str) -> Optional[Sample]:
-        """A finished sample with the same token ids."""
+        """A finished sample with the same token ids whose file is still here."""
         with self._lock:
-            found = self._db.execute(_SELECT + "WHERE name = ? AND state = 'done' LIMIT 1", (name,)).fetchone()
+            found = self._db.execute(
+                _SELECT + "WHERE name = ? AND state = 'done' AND idx NOT IN (SELECT idx FROM moved) LIMIT 1", (name,)
+            ).fetchone()
         return Sample(*found) if found else None
 
     def norms_of(self, idx: int) -> Optional[Tuple[float, ...]]:
@@ -240,17 +301,141 @@ class Manifest:
         return (Sample(*values) for values in self._pages(_SELECT, state, page))
 
     def done_files(self, page: int = 1000) -> Iterator[Tuple[int, Optional[str], Optional[int], float, int]]:
-        """(idx, file, bytes, changed, length) of each finished sample, by idx: what a look at a million files needs, and no more."""
-        return self._pages("SELECT idx, file, bytes, changed, length FROM samples ", DONE, page)
+        """(idx, file, bytes, changed, length) of each finished sample, by idx: what a look at a million files needs, and no more.
 
-    def _pages(self, select: str, state: Optional[str], page: int) -> Iterator[Any]:
+        The file of a sample that was moved is at the remote and need not be here: it is None.
+        """
+        if not self._moves:
+            return self._pages("SELECT idx, file, bytes, changed, length FROM samples ", DONE, page)
+        return self._pages(
+            "SELECT samples.idx, CASE WHEN moved.idx IS NULL THEN file END, bytes, changed, length "
+            "FROM samples LEFT JOIN moved ON moved.idx = samples.idx ",
+            DONE,
+            page,
+            "samples.idx",
+        )
+
+    # -- what was moved to a remote --------------------------------------------------------------------------------------
+
+    def waiting(self, page: int = 1000) -> Iterator[Sample]:
+        """The finished samples that are still here, by idx, a page in memory at a time."""
+        if not self._moves:
+            return self.samples(DONE, page)
+        select = _SELECT + "LEFT JOIN moved USING (idx) "
+        return (Sample(*values) for values in self._pages(select, DONE, page, "idx", "moved.remote IS NULL AND "))
+
+    def remote(self, root: str) -> int:
+        """The number that ``root`` has in this book; it gets one where it has none."""
+        with self._lock:
+            self._begin()
+            self._db.execute("INSERT OR IGNORE INTO remotes (root) VALUES (?)", (root,))
+            found = self._db.execute("SELECT id FROM remotes WHERE root = ?", (root,)).fetchone()
+            self.commit()
+        return int(found[0])
+
+    def moved(self, root: str, samples: Iterable[int], archive: Optional[Tuple[int, int, str]] = None) -> None:
+        """The bytes of ``samples`` (idx) were verified at ``root``: durable when this returns. ``archive``: its id, bytes and sha256."""
+        now, remote = time.time(), self.remote(root)
+        with self._lock:
+            self._begin()
+            self._db.executemany(
+                "INSERT OR REPLACE INTO moved SELECT idx, ?, ?, ? FROM samples WHERE idx = ? AND state = 'done'",
+                ((remote, archive[0] if archive else None, now, idx) for idx in samples),
+            )
+            if archive:
+                self._db.execute(
+                    "UPDATE archives SET state = 'moved', bytes = ?, sha256 = ? WHERE id = ?",
+                    (archive[1], archive[2], archive[0]),
+                )
+            self.commit()
+
+    def moved_to(self, idx: int) -> Optional[Moved]:
+        """Where the bytes of a moved sample are, None for one that is here (or nowhere)."""
+        if not self._moves:
+            return None
+        with self._lock:
+            found = self._db.execute(
+                "SELECT root, COALESCE(archives.file, samples.file), archive IS NOT NULL FROM moved "
+                "JOIN samples USING (idx) JOIN remotes ON remotes.id = moved.remote "
+                "LEFT JOIN archives ON archives.id = moved.archive WHERE moved.idx = ?",
+                (idx,),
+            ).fetchone()
+        return Moved(found[0], found[1], bool(found[2])) if found else None
+
+    def moved_here(self, page: int = 1000) -> Iterator[Tuple[int, str, int]]:
+        """(idx, file, length) of each moved sample, by idx: where its file was before."""
+        if self._moves:
+            select = "SELECT idx, file, length FROM samples JOIN moved USING (idx) "
+            yield from self._pages(select, DONE, page)
+
+    def moved_counts(self) -> Dict[str, Any]:
+        """{moved, bytes_moved: of finished samples at a remote; roots: {remote: samples}, archives}. Zeros where nothing was moved."""
+        result: Dict[str, Any] = {"moved": 0, "bytes_moved": 0, "roots": {}, "archives": 0}
+        if not self._moves:
+            return result
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT root, COUNT(*), TOTAL(bytes) FROM moved JOIN samples USING (idx) "
+                "JOIN remotes ON remotes.id = moved.remote WHERE state = 'done' GROUP BY root ORDER BY root"
+            ).fetchall()
+            count = self._db.execute("SELECT COUNT(*) FROM archives WHERE state = 'moved'").fetchone()
+        for root, samples, size in rows:
+            result["moved"] += samples
+            result["bytes_moved"] += int(size)
+            result["roots"][root] = samples
+        result["archives"] = int(count[0])
+        return result
+
+    def plan_archive(self, root: str, prefix: str, members: Sequence[int]) -> Archive:
+        """Write down, durably, which samples an archive is to hold before a byte of it is sent: after a kill it is made again, the same."""
+        remote, chosen = self.remote(root), tuple(sorted(members))
+        with self._lock:
+            self._begin()
+            number = self._db.execute("SELECT COALESCE(MAX(id), -1) + 1 FROM archives").fetchone()[0]
+            file = "{}{:06d}.safetensors".format(prefix, number)
+            self._db.execute(
+                "INSERT INTO archives (id, remote, file, members, state) VALUES (?, ?, ?, ?, 'planned')",
+                (number, remote, file, json.dumps(chosen)),
+            )
+            self.commit()
+        return Archive(number, file, chosen, None, None)
+
+    def archives(self, state: str, root: Optional[str] = None) -> List[Archive]:
+        """The archives in ``state`` (of one remote), by id."""
+        if not self._moves:
+            return []
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT archives.id, file, members, bytes, sha256 FROM archives JOIN remotes ON remotes.id = archives.remote "
+                "WHERE state = ? AND (? IS NULL OR root = ?) ORDER BY archives.id",
+                (state, root, root),
+            ).fetchall()
+        return [Archive(row[0], row[1], tuple(json.loads(row[2])), row[3], row[4]) for row in rows]
+
+    def in_archive(self, number: int) -> Tuple[int, ...]:
+        """The samples (idx, ascending) whose bytes are in an archive: less than its members where some were extracted again."""
+        with self._lock:
+            rows = self._db.execute("SELECT idx FROM moved WHERE archive = ? ORDER BY idx", (number,)).fetchall()
+        return tuple(row[0] for row in rows)
+
+    def drop_archive(self, number: int, gone: bool = False) -> None:
+        """A planned archive is not to be made after all. ``gone``: nothing of it is left at the remote either, so it is forgotten."""
+        with self._lock:
+            self._begin()
+            if gone:
+                self._db.execute("UPDATE archives SET state = 'gone', members = '[]' WHERE id = ?", (number,))
+            else:
+                self._db.execute("UPDATE archives SET state = 'dropped' WHERE id = ?", (number,))
+            self.commit()
+
+    def _pages(self, select: str, state: Optional[str], page: int, key: str = "idx", more: str = "") -> Iterator[Any]:
         last = -1
         # the plus keeps SQLite off the index of states, by which it would sort all of them for every page
-        clause = "WHERE idx > ? AND +state = ?" if state else "WHERE idx > ?"
+        clause = "WHERE {}{} > ? AND +samples.state = ?".format(more, key) if state else "WHERE idx > ?"
         while True:
             values: List[Any] = [last] + ([state] if state else []) + [page]
             with self._lock:
-                found = self._db.execute(select + clause + " ORDER BY idx LIMIT ?", values).fetchall()
+                found = self._db.execute(select + clause + " ORDER BY {} LIMIT ?".format(key), values).fetchall()
             yield from found
             if len(found) < page:
                 return

@@ -13,8 +13,11 @@ from . import dataset, fsio
 from .errors import HsError
 from .journal import Paths
 from .manifest import FILE, SAMPLES, Manifest
+from .movesettings import NONE, HighWater
 
 UNTOUCHED = "everything: production was not touched"
+DESCRIBED = 25  # bytes a token in samples.jsonl and the arrow data set: its id twice and its mask twice
+BOOKED = 1000  # bytes a sample in the book and its index
 MOVERS = 16  # dumps that the client verifies and moves beside the prompts in flight, at most
 
 
@@ -80,6 +83,9 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     answer["time_line"] = _expected(settings, left)
     answer["lengths"] = histogram(found.hist)
     answer["space_line"] = _room(settings, found, left, each, reserve) if work else "complete"
+    waiting = done["samples"] - done["moved"]
+    if settings.get("move_to") and not work and waiting:
+        answer["space_line"] += "; {:,} samples are still to be moved: playbooks/move.yml".format(waiting)
     return answer
 
 
@@ -134,7 +140,7 @@ def duration(seconds: float) -> str:
 def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
     """What an earlier run left in the output folder: counted where the file is there in its size. Refuses another run's folder."""
     output = Path(settings["output_dir"])
-    nothing = {"samples": 0, "tokens": 0, "bytes": 0}
+    nothing = {"samples": 0, "tokens": 0, "bytes": 0, "moved": 0}
     if not (output / FILE).is_file():
         if output.is_dir() and any(output.iterdir()):
             strangers = sorted(entry.name for entry in output.iterdir())[:3]
@@ -172,10 +178,12 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
         root = str(output) + os.sep
         for _, file, size_then, _, length in book.done_files():
             try:
-                there = file is not None and os.stat(root + file).st_size == size_then
+                # the file of a sample that was moved is at the remote, where its bytes were verified
+                there = file is None or os.stat(root + file).st_size == size_then
             except OSError:
                 there = False
             nothing["samples"] += there
+            nothing["moved"] += file is None
             nothing["tokens"] += length if there else 0
             nothing["bytes"] += (size_then or 0) if there else 0
     finally:
@@ -209,6 +217,8 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
     memory = _free(dumps)
     if os.stat(str(output)).st_dev == os.stat(str(dumps)).st_dev:
         need += peak
+    if settings.get("move_to"):
+        return _room_to_move(settings, found, left * each, each, output, peak, memory)
     if need + reserve > free:
         raise HsError(
             "the output needs {}, and {} are to stay free, but {} has {}".format(
@@ -218,15 +228,66 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
             "free the disk, choose another hs_output_dir, or lower hs_disk_reserve_gb",
         )
     if peak > memory:
-        raise HsError(
-            "the dumps need up to {} at {}, but only {} are free there".format(
-                size(peak), settings["dump_dir"], size(memory)
-            ),
-            UNTOUCHED,
-            "lower hs_in_flight, hs_tokens_per_forward or hs_cut_to, or make that file system larger (mount -o remount,size=...)",
-        )
+        raise _no_memory(settings, peak, memory)
     return "{} to write, {} free, {} afterwards; dumps up to {}, {} free".format(
         size(need), size(free), size(free - need), size(peak), size(memory)
+    )
+
+
+def _room_to_move(
+    settings: Mapping[str, Any],
+    found: dataset.Scan,
+    need: int,
+    each: int,
+    output: Path,
+    peak: int,
+    memory: int,
+) -> str:
+    """The same where samples move on: the disk must hold what is on its way, and what describes it; the remote the rest."""
+    info = os.statvfs(str(output))
+    free, total = _free(output), info.f_blocks * info.f_frsize
+    below = HighWater(settings["move_high_water"]).room(free, total, 0)
+    archives = int(settings["archive_gb"] * 1e9) if settings["archive"] != NONE else 0
+    # prompts at the server and those on their way, each at its longest; an archive is made beside its samples
+    least = _dump_tokens(settings, found.max_length) * each + archives
+    texts = found.tokens * DESCRIBED + found.samples * BOOKED
+    what, where = "on {}".format(output), settings["move_to"]
+    if below < min(least, need) or free < min(least, need) + texts:
+        raise HsError(
+            "moving needs {} {} below hs_move_high_water ({}) and {} to describe the samples; there are {} below it, {} free in all".format(
+                size(min(least, need)), what, settings["move_high_water"], size(texts), size(max(below, 0)), size(free)
+            ),
+            UNTOUCHED,
+            "free the disk, raise hs_move_high_water, lower hs_in_flight{}, or choose another hs_output_dir".format(
+                " or hs_archive_gb" if archives else ""
+            ),
+        )
+    far = (settings.get("remote") or {}).get("free")
+    if far is not None and far < need:
+        raise HsError(
+            "{} are to be moved to {}, which says that {} are free there".format(size(need), where, size(far)),
+            UNTOUCHED,
+            "make room there, or choose another hs_move_to",
+        )
+    if peak > memory:
+        raise _no_memory(settings, peak, memory)
+    kept = min(need, below)
+    return (
+        "{} to write, all of it to {}{}; at most {} of it lie {} at a time (hs_move_high_water {}: {} of {}, {} free), "
+        "{} stay there to describe it; dumps up to {}, {} free"
+    ).format(
+        size(need), where, " ({} free there)".format(size(far)) if far is not None else "", size(kept), what,
+        settings["move_high_water"], size(below), size(total), size(free), size(texts), size(peak), size(memory),
+    )  # fmt: skip
+
+
+def _no_memory(settings: Mapping[str, Any], peak: int, memory: int) -> HsError:
+    return HsError(
+        "the dumps need up to {} at {}, but only {} are free there".format(
+            size(peak), settings["dump_dir"], size(memory)
+        ),
+        UNTOUCHED,
+        "lower hs_in_flight, hs_tokens_per_forward or hs_cut_to, or make that file system larger (mount -o remount,size=...)",
     )
 
 

@@ -9,19 +9,36 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import command, engine, formats, fsio, gpus, model, procs, production, secrets, server, steps
+from . import (
+    command,
+    engine,
+    formats,
+    fsio,
+    gpus,
+    manifest,
+    model,
+    movesettings,
+    procs,
+    production,
+    rclone,
+    secrets,
+    server,
+    steps,
+)
 from .errors import HsError
 from .journal import Journal, Paths
 from .production import UNTOUCHED
 
 
-def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
+def look(wanted: Mapping[str, Any], api_key: str = "", dry: bool = False) -> Dict[str, Any]:
     """Examine the host. Returns {settings, production, command, environment, production_command, gpus, engine, model, warnings}.
 
     ``wanted``: the operator's settings, as the role passes them. Raises HsError with the first thing that does not fit.
+    ``dry``: a remote to which samples move is only looked at; else a small file is written there and removed again.
     """
     settings = normalise(wanted)
     _folders(settings)
+    remote = _remote(settings, dry)
     record = production.take(settings, api_key)
     for key in (
         "state_dir",
@@ -60,6 +77,7 @@ def look(wanted: Mapping[str, Any], api_key: str = "") -> Dict[str, Any]:
         engine=installed,
         model=facts["model"],
         max_prompt=facts["max_prompt"],
+        remote=remote,
         command=argv,
         tensor_parallel=command.tensor_parallel(argv),
     )
@@ -115,9 +133,57 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
     settings["no_touch"] = _yes("no_touch", settings["no_touch"])
     settings["window_s"] = seconds(str(settings["window"]))
+    _moves(settings)
     settings["formats"] = formats.chosen(settings["formats"])
     settings["final"] = formats.final_for(settings["formats"], settings["final"])
     return settings
+
+
+def _remote(settings: Dict[str, Any], dry: bool) -> Optional[Dict[str, Any]]:
+    """What :func:`rclone.look` says of the remote that samples move to; None where they stay."""
+    if not settings["move_to"]:
+        return None
+    owner = ""
+    if (Path(settings["output_dir"]) / manifest.FILE).is_file():
+        book = manifest.Manifest(Path(settings["output_dir"]), read_only=True)
+        owner = book.mark()
+        book.close()
+    found = rclone.look(settings, UNTOUCHED, not dry, owner)
+    settings["rclone"] = found["program"]
+    return found
+
+
+def _moves(settings: Dict[str, Any]) -> None:
+    """The settings of moving; HsError where one of them makes no sense."""
+    for key, default in (("move_to", ""), ("rclone", "rclone"), ("rclone_config", ""), ("move_high_water", "80%")):
+        settings[key] = str(settings.get(key, default) or "").strip()
+    settings["rclone_options"] = [str(word) for word in settings.get("rclone_options") or []]
+    settings["move_verify"] = str(settings.get("move_verify") or movesettings.AUTO)
+    settings["archive"] = str(settings.get("archive") or movesettings.NONE)
+    for key, choices in (
+        ("move_verify", (movesettings.AUTO, movesettings.DOWNLOAD)),
+        ("archive", (movesettings.NONE, movesettings.SAFETENSORS)),
+    ):
+        if settings[key] not in choices:
+            raise HsError(
+                "hs_{} holds {!r}".format(key, settings[key]), UNTOUCHED, "choose among {}".format(", ".join(choices))
+            )
+    try:
+        settings["archive_gb"] = float(settings.get("archive_gb", 1.0))
+    except (TypeError, ValueError):
+        raise HsError(
+            "hs_archive_gb holds {!r}, which is no number".format(settings["archive_gb"]), UNTOUCHED, "correct it"
+        ) from None
+    if settings["archive"] != movesettings.NONE and not settings["move_to"]:
+        raise HsError(
+            "hs_archive is {}, but hs_move_to is empty: archives are made of samples that move".format(
+                settings["archive"]
+            ),
+            UNTOUCHED,
+            "set hs_move_to (a folder of another disk will do), or hs_archive to none",
+        )
+    if settings["move_to"]:
+        movesettings.HighWater(settings["move_high_water"])
 
 
 def _number(name: str, given: Any) -> int:

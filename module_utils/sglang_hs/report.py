@@ -200,6 +200,7 @@ def gather(
         "canary": canary(result.get("canary") or manifest.get("canary") or {}, manifest, result.get("outcome")),
         "errors": book.get("errors") or {"total": 0, "reasons": [], "rows": []},
         "disk": _disk(folder / "history.jsonl", output or Path(settings.get("output_dir") or "/nonexistent"), settings),
+        "moving": _moving(result, book, settings),
         "commands": _commands(settings, journal.get("view") or {}, made_by, paths, folder, command),
         "formats": settings.get("formats") or [],
         "provenance": {
@@ -430,6 +431,7 @@ def _book(output: Path, begin: float, end: float) -> Dict[str, Any]:
         return {
             "identity": identity,
             "counts": book.counts(),
+            "moved": book.moved_counts(),
             "this_run": book.made_between(begin, end),
             "lengths": figures.lengths(book.lengths()),
             "norms": figures.norms(book.norms(), states_of(identity)) if identity else [],
@@ -541,6 +543,20 @@ def _disk(history: Path, output: Path, settings: Mapping[str, Any]) -> Dict[str,
             "lowest_free": lowest,
         },
     }
+
+
+def _moving(
+    result: Mapping[str, Any], book: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Optional[Dict[str, Any]]:
+    """Of samples that moved on: {to, moved, bytes_moved, archives, here, held_s, wrong, error, verified_by}; None where none did and none should."""
+    known, told = book.get("moved") or {}, result.get("moving") or {}
+    to = settings.get("move_to") or next(iter(known.get("roots") or {}), None)
+    if not to:
+        return None
+    moved = known.get("moved", 0)
+    found = {"to": to, "here": (book.get("counts") or {}).get("done", 0) - moved}
+    found.update(_keys(known, "moved", "bytes_moved", "archives"))
+    return dict(found, **_keys(told, "held_s", "wrong", "error", "verified_by"))
 
 
 def _free(path: Path) -> Dict[str, Optional[int]]:

@@ -25,8 +25,9 @@ UNTOUCHED = "everything: nothing was removed"
 # of an output folder, by subfolder: what an extraction writes
 OURS: Dict[str, str] = {
     "": r"manifest\.(?:sqlite(?:-journal)?|json)|samples\.jsonl|data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json|\.lock"
-    r"|\.(?:manifest\.json|samples\.jsonl|data-|dataset_info\.json|state\.json)\S*",
+    r"|archives\.json|\.(?:archives\.json|manifest\.json|samples\.jsonl|data-|dataset_info\.json|state\.json)\S*",
     "hidden_states": r"hs_\d+\.safetensors|\.hs_\S+",
+    "archives": r"hidden_states-\d+\.safetensors",
     "quarantine": r"hs_\d+\.(?:json|safetensors)|\.hs_\S+",
     "runs": r"\d{8}-\d{6}-[0-9a-f]+\.json|\.\d{8}-\S+",
 }
@@ -36,7 +37,7 @@ def known(state_dir: str, more: Sequence[str] = ()) -> Dict[str, Any]:
     """{runs, outputs, open}: each past run and output folder as a row for people; ``more``: output folders to look at beside the journals'.
 
     runs: {run_id, path, bytes, opened, closed, outcome, complete, open, output}. outputs: {path, there, ours, complete, samples, total, bytes,
-    runs, in_use}. Times are unix times.
+    moved: {remote: samples}, runs, in_use}. Times are unix times.
     """
     paths = Paths(state_dir)
     opened = Journal.load(paths) if paths.state.is_dir() else None
@@ -88,14 +89,14 @@ def _output(path: str, runs: List[str], in_use: Sequence[str]) -> Dict[str, Any]
         "complete": False,
         "runs": runs,
     }
-    found.update(samples=0, total=0, bytes=0, in_use=any(_overlap(path, used) for used in in_use))
+    found.update(samples=0, total=0, bytes=0, moved={}, in_use=any(_overlap(path, used) for used in in_use))
     if not _plain_folder(folder):
         return found
     counts = _counts(folder)
     if counts is not None:
         described = (folder / "manifest.json").is_file() and (folder / SAMPLES).is_file()
-        found.update(ours=True, samples=counts["done"], total=counts["total"])
-        found["complete"] = bool(counts["total"]) and not counts["pending"] and described
+        found.update(ours=True, samples=counts["done"], total=counts["total"], moved=counts["moved"])
+        found["complete"] = bool(counts["total"]) and not counts["pending"] and described and not counts["waiting"]
         found["bytes"] = sum(size for _, size in _files(folder))
     return found
 
@@ -108,8 +109,8 @@ def _object(path: Path) -> Dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _counts(folder: Path) -> Optional[Dict[str, int]]:
-    """The counts of the book of ours in ``folder``; None where there is none that is bound to an extraction."""
+def _counts(folder: Path) -> Optional[Dict[str, Any]]:
+    """The counts, and as ``moved`` how many are at which remote, of the book of ours in ``folder``; None where there is none that is bound to an extraction."""
     path = folder / FILE
     if path.is_symlink() or not path.is_file():
         return None
@@ -118,7 +119,12 @@ def _counts(folder: Path) -> Optional[Dict[str, int]]:
     except (HsError, sqlite3.Error):
         return None
     try:
-        return book.counts() if book.identity() else None
+        if not book.identity():
+            return None
+        counts, moved = book.counts(), book.moved_counts()
+        # samples that are to move and have not: this is their only place
+        waiting = counts["done"] - moved["moved"] if (book.get("move") or {}).get("to") else 0
+        return dict(counts, moved=moved["roots"], waiting=waiting)
     except sqlite3.Error:
         return None
     finally:
@@ -356,7 +362,8 @@ def lines(found: Dict[str, Any]) -> List[str]:
                 output["total"],
                 "complete" if output["complete"] else "not complete",
                 size_text(output["bytes"]),
-                ", in use by the open run" if output["in_use"] else "",
+                "".join("; {} of them are at {}".format(count, root) for root, count in sorted(output["moved"].items()))
+                + (", in use by the open run" if output["in_use"] else ""),
             )
         )
     return said or ["no run has ever been begun on this host"]

@@ -16,7 +16,7 @@ from .journal import Journal, Paths, boot_id, closed_runs
 def look(state_dir: str) -> Dict[str, Any]:
     """Read only; nothing is locked. Times are unix times.
 
-    {state_dir, open, last {run_id, operator, at, why, result} (where none is open),
+    {state_dir, open, last {run_id, operator, at, why, result}, move (what `hs move` says, as movejob writes it) (where none is open),
     run_id, operator, opened, deadline, restore_by, other_boot, restoring, lease, steps, step, server, client, progress
     (the line of the watching), guard {kind, alive, detail}, restore {at_work, tries, most, failed, failures, retry_at, log}, production
     {how, expected, healthy, reason, log}, edited (paths), sources [{path, state}], lock, situation, next}. What is of a run is absent
@@ -45,6 +45,7 @@ def look(state_dir: str) -> Dict[str, Any]:
         found.update(_run(journal))
     elif there:
         found["last"] = _last(paths)
+        found["move"] = fsio.read_json(paths.state / "move.json")
     found["situation"], found["next"] = _situation(found)
     return found
 
@@ -237,6 +238,9 @@ def lines(found: Dict[str, Any]) -> List[str]:
                     last["run_id"], last["operator"], _clock(last["at"]), last["why"], last["result"]
                 )
             )
+        move = found.get("move")
+        if move:
+            said.append("move: {} ({})".format(move["line"].replace("move: ", "", 1), _clock(move["updated"])))
         if found["lock"]:
             said.append("lock: left by a run that died before it began")
     if found.get("production"):

@@ -311,6 +311,22 @@ def engine_file(paths: Paths, settings: Mapping[str, Any]) -> Dict[str, Any]:
     return {key: seen[key] for key in ("path", "state", "sha256", "sha256_pristine", "variant")}
 
 
+def move_spec(settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Where finished samples move on to, as the client is told it; {} where they stay. Of an older run's settings: they stay."""
+    if not settings.get("move_to"):
+        return {}
+    return {
+        "to": settings["move_to"],
+        "rclone": settings["rclone"],
+        "config": settings["rclone_config"],
+        "options": list(settings["rclone_options"]),
+        "high_water": settings["move_high_water"],
+        "verify": settings["move_verify"],
+        "archive": settings["archive"],
+        "archive_bytes": int(settings["archive_gb"] * 1e9),
+    }
+
+
 def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Dict[str, Any]:
     """What the client is told. ``record``: production's."""
     settings = journal.settings
@@ -335,6 +351,7 @@ def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Di
         "hidden_size": model["hidden_size"],
         "vocab_size": model["vocab_size"],
         "max_prompt": settings["max_prompt"],
+        "move": move_spec(settings),
         # what is in flight then is finished, and the servers change places
         "stop_taking_work_at": journal.restore_by - min(float(settings["stop_timeout"]), 60.0),
         "provenance": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from . import ending, fsio, loading, procs, restore, server, steps
 from .errors import HsError
@@ -204,8 +204,8 @@ def extracted(journal: Journal) -> Dict[str, Any]:
             over,
             finished=False,
             failed=False,
-            phase=str(progress.get("phase", "starting")),
-            mood="warn" if progress.get("failed") or progress.get("quarantined") else "",
+            phase=_phase(progress),
+            mood="warn" if progress.get("failed") or progress.get("quarantined") or _waits(progress) else "",
             line=progress_line(progress, time.time(), float(journal.document["deadline"]), _stops_at(journal)),
         )
     if not result:
@@ -218,6 +218,22 @@ def extracted(journal: Journal) -> Dict[str, Any]:
         phase="done" if complete else "failed",
         mood="" if complete else "bad",
         line=str(result.get("message", result)),
+    )
+
+
+def _waits(progress: Mapping[str, Any]) -> bool:
+    """Whether a remote fails, or holds the extraction back."""
+    moving = progress.get("moving") or {}
+    return bool(moving.get("failing_since") or moving.get("holding_since"))
+
+
+def _phase(progress: Mapping[str, Any]) -> str:
+    """A word; a log gets a line when it changes, so also when a remote begins to fail or to hold the extraction back, and when it ends."""
+    moving = progress.get("moving") or {}
+    return (
+        str(progress.get("phase", "starting"))
+        + (" failing" if moving.get("failing_since") else "")
+        + (" waiting" if moving.get("holding_since") else "")
     )
 
 
@@ -260,6 +276,10 @@ def progress_line(
             words.append("ETA {}{}".format(clock(eta), ", after the window" if cut else ""))
     elif progress.get("message"):
         words.append(str(progress["message"]))
+    moving = progress.get("moving") or {}
+    told = moved_words(moving, now)
+    # what holds the run back comes first
+    words = told + words if moving.get("holding_since") or moving.get("failing_since") else words + told
     words += window + room
     if not (failed or lost):
         words += errors
@@ -267,6 +287,25 @@ def progress_line(
     if silent > 30:
         words.insert(0, "the client has written nothing for {}".format(clock(silent)))
     return SEPARATOR.join(words)
+
+
+def moved_words(moving: Mapping[str, Any], now: float) -> List[str]:
+    """How the samples that move on are doing; [] where none do. ``moving``: as in progress.json. ``now``: unix time."""
+    if not moving:
+        return []
+    words = []
+    if moving.get("holding_since"):
+        words.append("WAITING FOR THE REMOTE for {}".format(clock(now - moving["holding_since"])))
+    words.append("{:,} moved, {} to go".format(int(moving.get("moved", 0)), size(moving.get("bytes_waiting", 0))))
+    if moving.get("failing_since"):
+        words.append(
+            "the remote fails since {} ({}); tried again in {}".format(
+                clock(now - moving["failing_since"]),
+                moving.get("error", ""),
+                clock(max((moving.get("retry_at") or now) - now, 0)),
+            )
+        )
+    return words
 
 
 # -- the restore -------------------------------------------------------------------------------------------------------

@@ -127,6 +127,7 @@ class Rig:
     boundaries: tuple[int, ...] = BOUNDARIES
     drop: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    final: str = "pre_norm"
     count: int = 0
     port: int = field(default_factory=free_ports)
     process: procs.Process | None = None
@@ -155,7 +156,7 @@ class Rig:
         argv, env = production(self.folder, self.python, self.port, self.tp)
         words = command.extraction(argv, set(known_flags(self.python)), self.port + 1, "torch_native")
         words = [word for word in words if word not in self.drop] + list(self.extra)
-        settings = {"dump_dir": self.dumps, "boundaries": self.boundaries, "final": "pre_norm"}
+        settings = {"dump_dir": self.dumps, "boundaries": self.boundaries, "final": self.final}
         env.update(command.environment(settings, str(self.lib), env))
         if fresh:
             steps.dump_folder(self.dumps, os.geteuid(), os.getegid())
@@ -253,7 +254,7 @@ class Rig:
             "dump_dir": str(self.dumps),
             "run_dir": str(self.folder / "run"),
             "boundaries": list(self.boundaries),
-            "final": "pre_norm",
+            "final": self.final,
             "in_flight": 3,
             "retries": 2,
             "request_timeout_s": 60,

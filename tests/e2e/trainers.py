@@ -22,6 +22,8 @@ PATHS = {
     "specforge": ["current"],
     "modelopt": ["modelopt", "current"],
 }
+# the same on archives, with the module that is ours on the path
+ARCHIVES = {"speculators-0.9-archives": ["current"], "specforge-archives": ["current"]}
 
 
 def folder(name: str) -> Path:
@@ -61,9 +63,10 @@ def judged(reader: str, captured: Path, exported: Path, dataset: Path, code: Pat
 
     ``code``: file for the commands that the page prints, which the judge runs too.
     """
-    path = os.pathsep.join(str(folder(name)) for name in PATHS[reader])
+    path = os.pathsep.join(str(folder(name)) for name in {**PATHS, **ARCHIVES}[reader])
+    path += f"{os.pathsep}{REPO / 'files/readers'}" if reader in ARCHIVES else ""
     words = [str(PYTHON), "-W", "ignore", str(PINS / "judge.py"), reader, str(captured), str(exported), str(dataset)]
-    code.write_text(printed(reader, captured))
+    code.write_text(printed(reader, exported if reader in ARCHIVES else captured))
     words += [str(code)] if code.read_text() else []
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)

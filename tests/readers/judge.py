@@ -2,7 +2,8 @@
 
     judge.py READER CAPTURED FOLDER DATASET [CODE]
 
-READER: speculators-0.9, speculators-0.7, speculators-0.3, specforge, modelopt. CAPTURED: the output folder, captured with both final
+READER: speculators-0.9, speculators-0.7, speculators-0.3, specforge, modelopt, and speculators-0.9-archives, specforge-archives for a folder of
+archives as moving leaves it. CAPTURED: the output folder, captured with both final
 states, which the tests compare with Hugging Face's; DATASET: the JSON lines that it was made of. Each sample that a reader hands out
 must be the captured one, value by value. CODE, the page's own commands, must run and leave a ``sample``. Then one file at a time is
 spoiled in a copy, and the judgement must be another.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import shutil
 import sys
 import tempfile
@@ -115,6 +117,29 @@ def speculators_native(folder: Path, truth: list[Truth]) -> None:
     same("a batch's input_ids", batch["input_ids"][0, :length], truth[0].ids[1:])
     same("a batch's hidden_states", batch["hidden_states"][0, :length], truth[0].states.flatten(1)[:-1])
     same("a batch's loss_mask", batch["loss_mask"][0, :length], truth[0].mask[1:])
+
+
+def speculators_archives(folder: Path, truth: list[Truth]) -> None:
+    """ArrowDataset and check_hidden_states on archives, in place; and in a worker of torch's own data loader, to which it is pickled."""
+    import sglang_hs_archives
+    from speculators.data_generation.offline import check_hidden_states
+    from speculators.train.data import ArrowDataset
+    from torch.utils.data import DataLoader
+
+    transfer = sglang_hs_archives.speculators(folder)
+    data = ArrowDataset(
+        max_len=LONGEST, datapath=str(folder), transfer=transfer, on_missing="raise", hidden_states_dtype=torch.float32
+    )
+    counted(len(data), len(truth))
+    loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    for idx, (row, item) in enumerate(zip(truth, loader, strict=True)):
+        check_hidden_states(transfer.get_cached(idx), row.ids.tolist())
+        same("input_ids", item["input_ids"], row.ids)
+        same("loss_mask", item["loss_mask"], row.mask)
+        same("hidden_states", item["hidden_states"], row.states.flatten(1))
+        same("verifier_last_hidden_states", item["verifier_last_hidden_states"], row.pre)
+    again = pickle.loads(pickle.dumps(transfer))
+    same("a pickled transfer's states", again.get_cached(0)["hidden_states"][:, :-1], truth[0].states)
 
 
 def missing_is_passed_over(folder: Path) -> None:
@@ -252,6 +277,22 @@ def spoil_captured(path: Path, how: str, truth: Truth) -> None:
     save_file(saved, path)
 
 
+def spoil_archive(folder: Path, how: str, truth: Truth) -> None:
+    """The same of a sample in its archive."""
+    index = json.loads((folder / "archives.json").read_text())
+    path = folder / next(one["file"] for one in index["archives"] if SPOILED in one["samples"])
+    saved, key = load_file(path), f"{SPOILED}.hidden_states"
+    if how == "swap":
+        saved[key][:, -1] = truth.post
+        saved[f"{SPOILED}.final_post_norm"] = truth.pre.clone()
+    elif how == "token":
+        saved[key] = saved[key][:-1].contiguous()
+        saved[f"{SPOILED}.final_post_norm"] = saved[f"{SPOILED}.final_post_norm"][:-1].contiguous()
+    else:
+        saved[key] = saved[key][:, 1:].contiguous()
+    save_file(saved, path)
+
+
 def must_complain(reader: str, judge: Callable[[Path], None], folder: Path, truth: list[Truth]) -> None:
     """Each way of spoiling one file must be seen, by the reader itself or by the comparison."""
     native = reader == "speculators-0.9"
@@ -259,15 +300,39 @@ def must_complain(reader: str, judge: Callable[[Path], None], folder: Path, trut
         with tempfile.TemporaryDirectory() as place:
             copy = Path(place) / "copy"
             shutil.copytree(folder, copy)
+            if reader.endswith("-archives"):
+                spoil_archive(copy, how, truth[SPOILED])
+                complained(reader, how, judge, copy)
+                continue
             names = (f"hs_{SPOILED}.safetensors", f"data_{SPOILED}.pt", f"data_{SPOILED}.ckpt", f"row_{SPOILED}.pt")
             path = next(path for name in names for path in copy.rglob(name))
             (spoil_captured if native else spoil_saved)(path, how, truth[SPOILED])
-            try:
-                judge(copy)
-            except Exception as error:
-                print(f"  spoiled ({how}): {type(error).__name__}: {str(error).splitlines()[0][:100]}")
-                continue
-            raise SystemExit(f"{reader}: a file spoiled by {how} was taken for a good one")
+            complained(reader, how, judge, copy)
+
+
+def complained(reader: str, how: str, judge: Callable[[Path], None], copy: Path) -> None:
+    """``judge`` must see that the copy was spoiled."""
+    try:
+        judge(copy)
+    except Exception as error:
+        print(f"  spoiled ({how}): {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+        return
+    raise SystemExit(f"{reader}: a file spoiled by {how} was taken for a good one")
+
+
+def specforge_archives(folder: Path, truth: list[Truth]) -> None:
+    """SpecForge's own reader, validation, feature store and normalization on a folder of archives."""
+    import sglang_hs_archives
+
+    sglang_hs_archives.specforge()
+    from specforge.runtime.data_plane.feature_store import LocalFeatureStore
+    from specforge.runtime.data_plane.offline_reader import OfflineManifestReader
+
+    sglang_hs_archives._archives.cache_clear()  # the judge comes with another folder each time
+    specforge(folder, truth)
+    refs = OfflineManifestReader(str(folder), max_len=LONGEST).read()
+    item, _ = LocalFeatureStore().get(refs[1])
+    same("the feature store's aux_hidden_state", item["aux_hidden_state"], truth[1].states.flatten(1)[None])
 
 
 def printed(code: Path) -> None:
@@ -287,10 +352,12 @@ def main(reader: str, captured: Path, folder: Path, dataset: Path, *code: Path) 
         "speculators-0.9": lambda place: speculators_native(place, truth),
         "speculators-0.7": lambda place: speculators_pt(place, truth, "0.7"),
         "speculators-0.3": lambda place: speculators_pt(place, truth, "0.3"),
+        "speculators-0.9-archives": lambda place: speculators_archives(place, truth),
         "specforge": lambda place: specforge(place, truth),
+        "specforge-archives": lambda place: specforge_archives(place, truth),
         "modelopt": lambda place: modelopt(place, truth),
     }
-    if reader != "speculators-0.9":
+    if not reader.startswith("speculators-0.9"):
         for path in folder.rglob("*.*pt"):
             torch.load(path, weights_only=True)
     judges[reader](folder)

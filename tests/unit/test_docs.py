@@ -75,7 +75,8 @@ def keywords(command: str) -> list[str]:
             words[1],
             {"unit": "pytest", "lint": "ruff", "compat-real": "compat import real"}.get(words[1], words[1]),
         ]
-    return [word for word in words if word in ("verify", "export", "run", "ansible-doc")]
+    played = [f'play("{Path(word).stem}"' for word in words if word.startswith("playbooks/")]
+    return played + [word for word in words if word in ("verify", "export", "run", "ansible-doc", "move", "rclone")]
 
 
 @pytest.mark.parametrize(

@@ -163,3 +163,59 @@ def test_the_longest_sample(tmp_path: Path) -> None:
     manifest.add([(0, "a", 10, None), (1, "b", 20, None), (2, None, 0, "bad"), (3, "c", 20, None)])
     assert manifest.longest() == 1
     manifest.close()
+
+
+def test_what_was_moved_is_in_the_book_and_nowhere_else(tmp_path: Path) -> None:
+    manifest = book(tmp_path, lag=3600)
+    manifest.add((idx, "twin" if idx in (1, 4) else str(idx), 10, None) for idx in range(6))
+    for idx in range(5):
+        manifest.done(idx, f"hidden_states/hs_{idx}.safetensors", 100, "s" * 64)
+    manifest.moved("far:a", [0, 1, 5])  # 5 is not finished: it cannot have been moved
+    other = Manifest(tmp_path, read_only=True)  # durable at once, whatever the lag
+    assert [sample.idx for sample in other.waiting(page=2)] == [2, 3, 4]
+    assert [(idx, file is None) for idx, file, *_ in other.done_files(page=2)] == [
+        (0, True), (1, True), (2, False), (3, False), (4, False),
+    ]  # fmt: skip
+    assert other.moved_to(1) == ("far:a", "hidden_states/hs_1.safetensors", False) and other.moved_to(2) is None
+    assert list(other.moved_here()) == [(idx, f"hidden_states/hs_{idx}.safetensors", 10) for idx in (0, 1)]
+    twin = other.done_as("twin")
+    assert twin is not None and twin.idx == 4  # whose file is here
+    assert other.counts()["done"] == 5
+    other.close()
+    manifest.again(0)
+    assert manifest.moved_counts() == {"moved": 1, "bytes_moved": 100, "roots": {"far:a": 1}, "archives": 0}
+    manifest.close()
+
+
+def test_an_archive_is_planned_before_it_is_sent_and_never_twice_by_one_name(tmp_path: Path) -> None:
+    manifest = book(tmp_path)
+    manifest.add((idx, str(idx), 10, None) for idx in range(4))
+    for idx in range(4):
+        manifest.done(idx, f"hidden_states/hs_{idx}.safetensors", 100, "s" * 64)
+    first = manifest.plan_archive("far:a", "hidden_states-", [3, 0])
+    assert (first.file, first.members) == ("hidden_states-000000.safetensors", (0, 3))
+    assert manifest.archives("planned", "far:a") == [first] and manifest.archives("planned", "far:b") == []
+    manifest.moved("far:a", first.members, (first.id, 250, "a" * 64))
+    assert manifest.moved_to(3) == ("far:a", "hidden_states-000000.safetensors", True)
+    second = manifest.plan_archive("far:a", "hidden_states-", [1])
+    manifest.drop_archive(second.id)
+    assert [found.file for found in manifest.archives("dropped")] == ["hidden_states-000001.safetensors"]
+    manifest.drop_archive(second.id, gone=True)
+    third = manifest.plan_archive("far:a", "hidden_states-", [1, 2])
+    assert third.file == "hidden_states-000002.safetensors"
+    assert manifest.moved_counts()["archives"] == 1
+    manifest.close()
+
+
+def test_a_book_of_before_there_were_remotes_is_read(tmp_path: Path) -> None:
+    manifest = book(tmp_path)
+    manifest.add([(0, "a", 10, None)])
+    manifest.done(0, "f", 1, "s")
+    for table in ("remotes", "moved", "archives"):
+        manifest._db.execute(f"DROP TABLE {table}")
+    manifest.close()
+    old = Manifest(tmp_path, read_only=True)
+    assert [sample.idx for sample in old.waiting()] == [0] and old.moved_counts()["moved"] == 0
+    assert [file for _, file, *_ in old.done_files()] == ["f"] and old.moved_to(0) is None
+    assert old.archives("moved") == [] and list(old.moved_here()) == []
+    old.close()

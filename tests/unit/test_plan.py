@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sglang_hs import dataset, fsio, plan
+from sglang_hs.errors import HsError
 from sglang_hs.manifest import Manifest
 
 ROWS = [[1, 2, 3], [4], [5, 6]]
@@ -68,8 +69,11 @@ def test_a_folder_with_every_sample_and_no_description_is_not_finished(settings:
     assert plan.look(settings, False, 0.0)["work"] is True
     (output / "manifest.json").write_text(json.dumps(dict(described, counts={"pending": 0})))
     found = plan.look(settings, False, 0.0)
-    assert (found["done"], found["work"]) == (3, False)
+    assert (found["done"], found["work"], found["space_line"]) == (3, False, "complete")
     assert "ended before" not in found["line"]
+    moves = dict(settings, move_to="far:")
+    told = "complete; 3 samples are still to be moved: playbooks/move.yml"
+    assert plan.look(moves, False, 0.0)["space_line"] == told
     (output / "samples.jsonl").unlink()
     assert plan.look(settings, False, 0.0)["work"] is True
 
@@ -104,3 +108,68 @@ def test_the_time_is_that_of_the_last_complete_run_and_counts_the_windows(
     short = plan.look(settings, False, 0.0)["time_line"]
     wanted = "a window of 130s leaves 5 s for it beside the loading: give it a longer one (hs_window)"
     assert short.endswith(wanted) if windows else "leaves" not in short, short
+
+
+# -- samples that move on ---------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """A file system of ``total`` bytes, ``free`` of them free."""
+
+    def __init__(self, total: int, free: int) -> None:
+        self.f_frsize, self.f_blocks, self.f_bfree, self.f_bavail = 1, total, free, free
+
+
+def large(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, disk: Disk, **more: Any) -> str:
+    """The line on the room for 5.03 TB: 87.7 million tokens of three boundaries of 7168 in bfloat16."""
+    monkeypatch.setattr(plan.os, "statvfs", lambda place: disk)
+    settings.update(
+        model={"vocab_size": 163840, "hidden_size": 7168, "itemsize": 2}, boundaries=[3, 31, 59], in_flight=4
+    )
+    settings.update({"move_to": "store:bucket", "move_high_water": "80%", "archive": "none", "archive_gb": 1.0, **more})
+    found = dataset.Scan("data.jsonl")
+    found.samples, found.tokens, found.max_length = 125_000, 87_700_000, 8192
+    return plan._room(settings, found, found.tokens, plan.token_bytes(settings), 20e9)
+
+
+def test_five_terabytes_over_a_host_with_one_are_planned(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = large(settings, monkeypatch, Disk(10**12, 9 * 10**11))
+    assert told.startswith(
+        "5,029.8 GB (4,684.3 GiB) to write, all of it to store:bucket; at most 700.0 GB (651.9 GiB) of it lie on "
+    )
+    assert "(hs_move_high_water 80%: 700.0 GB" in told and "2.3 GB (2.2 GiB) stay there to describe it" in told
+    told = large(settings, monkeypatch, Disk(10**12, 9 * 10**11), move_high_water="250")
+    assert "at most 250.0 GB" in told
+    told = large(settings, monkeypatch, Disk(10**12, 9 * 10**11), remote={"free": 6 * 10**12})
+    assert "all of it to store:bucket (6,000.0 GB (5,587.9 GiB) free there)" in told
+
+
+@pytest.mark.parametrize(
+    ("disk", "more", "told"),
+    [
+        (Disk(10**12, 2 * 10**11), {}, "there are 0.0 MB"),  # it is fuller than the mark already
+        (Disk(10**12, 203 * 10**9), {}, "moving needs 4.2 GB"),  # what is on its way does not fit below it
+        (Disk(10**12, 210 * 10**9), {"archive": "safetensors", "archive_gb": 20.0}, "moving needs 24.2 GB"),
+        (Disk(10**12, 9 * 10**11), {"remote": {"free": 10**12}}, "which says that 1,000.0 GB"),
+        (Disk(10**12, 9 * 10**11), {"move_to": ""}, "the output needs 5,0"),  # nothing moves: it must fit as ever
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, disk: Disk, more: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(HsError) as refused:
+        large(settings, monkeypatch, disk, **more)
+    assert told in str(refused.value) and "production was not touched" in str(refused.value)
+
+
+def test_what_was_moved_is_done_and_needs_no_file_here(settings: dict[str, Any]) -> None:
+    output = extracted(settings)
+    book = Manifest(output)
+    book.moved("far:", [0, 2])
+    book.close()
+    (output / "hidden_states/hs_0.safetensors").unlink()
+    (output / "hidden_states/hs_1.safetensors").unlink()
+    found = plan.look(settings, False, 0.0)
+    assert (found["done"], found["done_tokens"]) == (2, 5)

@@ -535,3 +535,22 @@ def test_a_report_that_cannot_be_made_changes_no_outcome_and_hides_no_failure(
     words[-1] = json.dumps({**extra, "run": "none"})
     done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "report was not written" not in done.stdout
+
+
+def test_what_moved_on_is_told_and_what_is_still_here(left: Left) -> None:
+    left.rows(6)
+    left.result("complete", moving={"held_s": 3725.0, "wrong": 2, "error": "", "verified_by": "the remote's md5"})
+    left.close()
+    assert left.document()["moving"] is None
+    assert "Moved" not in Page(pages.page(left.document())).text()
+    book = Manifest(left.output)
+    book.moved("far:a", [0, 1, 2, 3])
+    book.close()
+    found = left.document()
+    assert found["moving"] == {
+        "to": "far:a", "here": 2, "moved": 4, "bytes_moved": 100 * (8 + 9 + 12 + 17), "archives": 0,
+        "held_s": 3725.0, "wrong": 2, "error": "", "verified_by": "the remote's md5",
+    }  # fmt: skip
+    text = Page(pages.page(found)).text()
+    assert "to far:a, verified by the remote's md5; 2 are still here, the extraction waited 1 h 02 min" in text
+    assert "2 files were wrong there and sent again" in text

@@ -309,3 +309,25 @@ def test_a_host_that_never_saw_a_run(tmp_path: Path) -> None:
     with pytest.raises(HsError, match="no run has ever been begun"):
         runs.remove(str(tmp_path / "state"), "x")
     assert json.dumps(runs.known(str(tmp_path / "state")))
+
+
+def test_what_is_still_to_be_moved_takes_a_second_word_and_a_remote_is_told(place: Place) -> None:
+    output = place.output("out")
+    place.run(output)
+    book = Manifest(output)
+    book.set("move", {"to": "far:a"})
+    book.moved("far:a", [0, 1, 2])
+    book.close()
+    (found,) = runs.known(str(place.paths.state))["outputs"]
+    assert found["moved"] == {"far:a": 3} and not found["complete"]
+    assert any("3 of them are at far:a" in line for line in runs.lines(runs.known(str(place.paths.state))))
+    with pytest.raises(HsError, match="is not complete"):
+        runs.remove(str(place.paths.state), str(output))
+    book = Manifest(output)
+    book.moved("far:a", [3])
+    book.close()
+    (output / "archives").mkdir()
+    (output / "archives/hidden_states-000001.safetensors").write_bytes(b"x")
+    (output / "archives.json").write_text("{}")
+    assert runs.remove(str(place.paths.state), str(output))["strangers"] == 0
+    assert not output.exists()

@@ -157,3 +157,22 @@ def test_a_step_that_comes_after_the_windows_end_says_that(launched: Journal, mo
         watching.progress(state, launched.run_id, "extract")
     with fsio.mutex(launched.paths.mutex), pytest.raises(HsError, match=r"has begun \(guard: the window closed\)"):
         steps.note(state, launched.run_id, "patch", "begun", "", 0)
+
+
+def test_a_remote_that_holds_the_run_back_or_fails_is_told_first() -> None:
+    moving = {
+        "moved": 1200,
+        "bytes_waiting": 34e9,
+        "holding_since": None,
+        "failing_since": None,
+        "retry_at": None,
+        "error": "",
+    }
+    assert " | 1,200 moved, 34.0 GB to go | window " in line(moving=moving)
+    held = line(
+        moving=dict(moving, holding_since=940.0, failing_since=880.0, retry_at=1012.0, error="rclone copy: no route")
+    )
+    assert held.startswith(
+        "WAITING FOR THE REMOTE for 1:00 | 1,200 moved, 34.0 GB to go | "
+        "the remote fails since 2:00 (rclone copy: no route); tried again in 12 s | 1,234/10,000 samples"
+    )

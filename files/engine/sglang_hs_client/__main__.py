@@ -1,7 +1,7 @@
 """``python -m sglang_hs_client run --spec SPEC.json``: 0 complete, 3 work left, 4 canary refused, 5 error budget, 1 anything else.
 
 ``python -m sglang_hs_client export --output OUTPUT --format FORMAT --to FOLDER``: 0 done, 1 refused or failed.
-``python -m sglang_hs_client verify --output DIR [--checksums] [--redo]``: 0 all is right, 6 something is wrong, 1 cannot look.
+``python -m sglang_hs_client verify --output DIR [--checksums] [--remote] [--redo]``: 0 all is right, 6 something is wrong, 1 cannot look.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     look = commands.add_parser("verify", help="look whether what was accepted is still what was written")
     look.add_argument("--output", type=Path, required=True, help="the output folder of an extraction")
     look.add_argument("--checksums", action="store_true", help="read every byte, not only sizes and headers")
+    look.add_argument("--remote", action="store_true", help="look at moved samples at their remote, too")
     look.add_argument("--redo", action="store_true", help="have what is wrong extracted again by the next run")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the client has threads of its own, and the server needs the cores
@@ -51,7 +52,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
                 print(json.dumps(result))
             return 0
         if options.command == "verify":
-            return verify(options.output, options.checksums, options.redo)
+            return verify(options.output, options.checksums, options.redo, options.remote)
         return Run(load(options.spec)).execute()
     except HsError as error:
         print(error, file=sys.stderr)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
-from sglang_hs import formats
+from sglang_hs import archive, formats
 from sglang_hs.errors import HsError
 from sglang_hs.fsio import read_json
 from sglang_hs.manifest import DONE, FILE, SAMPLES, Manifest, Sample
@@ -43,6 +44,7 @@ class Source:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._unpacked: Optional["tempfile.TemporaryDirectory[str]"] = None
         if not (folder / FILE).is_file():
             raise HsError(
                 "{} is no output folder: it has no {}".format(folder, FILE),
@@ -134,10 +136,31 @@ class Source:
             "remove {} and run extract.yml again: it finds the samples in place and writes it anew".format(SAMPLES),
         )
 
+    def _moved(self, sample: Sample, path: Path) -> Path:
+        """The file of a sample that was moved: out of its archive, where that lies here (copied back, or a mount). HsError else."""
+        where = self.book.moved_to(sample.idx)
+        if where is None:
+            return path  # it is simply gone, which is told when it is opened
+        if not where.archive or not (self.folder / where.file).is_file():
+            raise HsError(
+                "sample {} was moved to {} ({})".format(sample.idx, where.root, where.file),
+                UNTOUCHED,
+                "give the export a folder that has the samples: a mount of {0}, or rclone copy {0} {1}".format(
+                    where.root, self.folder
+                ),
+            )
+        if self._unpacked is None:
+            self._unpacked = tempfile.TemporaryDirectory(prefix="hs-export-")
+        single = Path(self._unpacked.name) / "sample.safetensors"
+        single.write_bytes(archive.unpack(self.folder / where.file, sample.idx))
+        return single
+
     def read(self, sample: Sample, record: Dict[str, Any]) -> Captured:
         """The sample's tensors; HsError where its file is not the one that the manifest has the checksum of."""
         assert sample.file is not None and sample.name is not None
         path = self.folder / sample.file
+        if not path.exists():
+            path = self._moved(sample, path)
         try:
             header = check_header(path, sample.length, sample.name, self._expected)
             data = bytearray(header.size)
@@ -177,4 +200,6 @@ class Source:
 
     def close(self) -> None:
         """Close the book."""
+        if self._unpacked is not None:
+            self._unpacked.cleanup()
         self.book.close()

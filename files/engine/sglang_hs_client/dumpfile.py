@@ -19,6 +19,7 @@ from .faults import SampleFault
 
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+HEADER = 8192  # bytes of a dump's header, at most, and of what a file system rounds up
 BLOCK = 8 << 20  # bytes; a multiple of every element's size
 
 
@@ -38,6 +39,11 @@ class Expected:
         if self.final == "both":
             wanted["final_post_norm"] = (dtype, [length, self.hidden_size])
         return wanted
+
+    def bytes(self, length: int) -> int:
+        """Bytes of the file of a sequence of ``length`` tokens, and a little more: its header."""
+        sizes = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2}
+        return HEADER + sum(sizes[dtype] * math.prod(shape) for dtype, shape in self.tensors(length).values())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence
 
 from sglang_hs.dataset import Row
-from sglang_hs.manifest import DONE, FAILED, PENDING, Manifest
+from sglang_hs.manifest import DONE, FAILED, PENDING, Manifest, Sample
+from sglang_hs.moving import Mover, remove
 from sglang_hs.plan import MOVERS
 
 from .dumpfile import Expected, check_data, check_header, prompts_in_forward
@@ -65,6 +66,10 @@ class Extraction:
         expected: Expected,
         tally: Tally,
     ) -> None:
+        self.mover: Optional[Mover] = None  # set by whoever moves finished samples on
+        self.held_s = 0.0  # seconds in which no prompt was given out for want of room
+        self.holding: Optional[float] = None  # since when (unix time) that is so now
+        self._promised: Dict[int, int] = {}  # row at work -> bytes that it will take
         self.spec = spec
         self.server = server
         self.exchange = exchange
@@ -97,7 +102,7 @@ class Extraction:
             thread.start()
         try:
             for row in rows:
-                if self._closed():
+                if self._closed() or not self._room_for(row):
                     break
                 self._hand_out(row)
         except OutputFault as fault:
@@ -121,33 +126,80 @@ class Extraction:
             )
         return self._stop.is_set()
 
+    def _room_for(self, row: Row) -> bool:
+        """Wait until the high-water mark allows one more sample; False where the run is to take no more work meanwhile."""
+        mover = self.mover
+        if mover is None:
+            return True
+        need = self.expected.bytes(len(row.input_ids))
+        try:
+            while True:
+                with self._lock:
+                    promised = sum(self._promised.values())
+                if mover.room(promised) >= need:
+                    break
+                if not promised and mover.idle():  # everything is moved, and still there is no room
+                    raise OutputFault(
+                        "a sample of {} tokens does not fit below hs_move_high_water ({}) in {}, although nothing waits there".format(
+                            len(row.input_ids), mover.move.high_water, self.output.folder
+                        ),
+                        "the samples that are done; each is whole",
+                        "make room there, or raise hs_move_high_water, and run again: it goes on where it stopped",
+                    )
+                if self.holding is None:
+                    self.holding = time.time()
+                    mover.hurry(True)
+                if self._closed() or self._stop.wait(0.2):
+                    return False
+        finally:
+            if self.holding is not None:
+                self.held_s += time.time() - self.holding
+                self.holding = None
+                mover.hurry(False)
+        with self._lock:
+            self._promised[row.idx] = need
+        return True
+
+    def release(self, sample: Sample, path: Path) -> bool:
+        """Remove the file of a sample that was moved, unless an equal sample is about to be given its bytes."""
+        with self._lock:
+            return sample.name not in self._twins and remove(path)
+
     def _hand_out(self, row: Row) -> None:
+        if not self._taken(row):
+            with self._lock:
+                self._promised.pop(row.idx, None)
+
+    def _taken(self, row: Row) -> bool:
+        """Whether the row goes to the server; else it is done, or waits for its twin."""
         known = self.manifest.sample(row.idx)
         if known is None or known.state != PENDING:
-            return
+            return False
         name = row.name
         with self._lock:
             if name in self._twins:
                 self._twins[name].append(row.idx)
-                return
+                return False
             twin = self.manifest.done_as(name)
-            if twin is None:
-                self._twins[name] = []
+            self._twins[name] = []  # as long as it stands there, nobody takes the twin's file away
         if twin is not None and twin.file is not None:
-            self._share(twin.idx, row.idx)
-            return
-        self._put(row)
+            try:
+                self._share(twin.idx, row.idx)
+            finally:
+                self._pop_twins(name)
+            return False
+        return self._put(row)
 
-    def _put(self, row: Optional[Row]) -> None:
+    def _put(self, row: Optional[Row]) -> bool:
         while True:
             try:
                 self._rows.put(row, timeout=0.5)
-                return
+                return True
             except queue.Full:
                 if row is not None and self._closed():
                     with self._lock:
                         self._twins.pop(row.name, None)
-                    return
+                    return False
 
     def _share(self, source: int, idx: int) -> None:
         """Sample ``idx`` has the tokens of the finished sample ``source``: the same bytes under its own name."""
@@ -157,6 +209,8 @@ class Extraction:
         file = self.output.share(found.file, idx)
         self.manifest.done(idx, file, found.bytes, found.sha256, 0, self.manifest.norms_of(source))
         self.tally.add(done=1, tokens_done=found.length, bytes_done=found.bytes, shared=1)
+        if self.mover is not None:
+            self.mover.offer(idx, found.bytes)
 
     # -- worker threads ------------------------------------------------------------------------------------------------
 
@@ -166,6 +220,8 @@ class Extraction:
             if row is None:
                 return
             if self._stop.is_set():
+                with self._lock:
+                    self._promised.pop(row.idx, None)
                 continue
             try:
                 self._sample(row)
@@ -178,6 +234,8 @@ class Extraction:
                     Halt("failed", "the client failed at sample {}: {!r}".format(row.idx, error), "what is done stays")
                 )
             finally:
+                with self._lock:
+                    self._promised.pop(row.idx, None)
                 with contextlib.suppress(OSError):
                     self.exchange.forget(row.name)
 
@@ -255,8 +313,16 @@ class Extraction:
     ) -> None:
         self.manifest.done(row.idx, file, size, total, attempt, norms)
         self.tally.add(done=1, tokens_done=len(row.input_ids), bytes_done=size)
-        for idx in self._pop_twins(name):
+        while True:
+            with self._lock:
+                twins = self._twins.get(name)
+                if not twins:
+                    self._twins.pop(name, None)
+                    break
+                idx = twins.pop(0)
             self._share(row.idx, idx)
+        if self.mover is not None:
+            self.mover.offer(row.idx, size)
 
     def _pop_twins(self, name: str) -> List[int]:
         with self._lock:

@@ -1,6 +1,7 @@
 """The output folder: files in their final place, or not there at all.
 
 hidden_states/hs_{idx}.safetensors   one per row of the data set (equal sequences share one file's bytes by hard link)
+archives/, archives.json             where samples move on in archives: the one being made; which sample is in which
 quarantine/hs_{idx}.json             why a sample is not there; beside it the dump that was refused, if there was one
 manifest.sqlite, manifest.json       the book, and what describes the folder to whoever finds it
 samples.jsonl                        once complete: token ids and loss mask of each sample that is there
@@ -30,7 +31,15 @@ from .exchange import lock, remove
 from .faults import OutputFault, SampleFault
 
 STATES = "hidden_states"
-UNFINISHED = (".hs_", ".manifest.json.", ".samples.jsonl.", ".data-", ".dataset_info.json.", ".state.json.")
+UNFINISHED = (
+    ".hs_",
+    ".manifest.json.",
+    ".archives.json.",
+    ".samples.jsonl.",
+    ".data-",
+    ".dataset_info.json.",
+    ".state.json.",
+)
 
 
 def file_name(idx: int) -> str:

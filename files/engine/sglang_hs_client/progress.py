@@ -18,15 +18,24 @@ class Progress:
     """Written at most once a second by a thread of its own, so that a hanging request does not silence it.
 
     ``counts`` gives total, done, failed, quarantined, tokens_total, tokens_done, bytes_done; called once a tick.
+    ``moving``: what is told of samples that move on to a remote, {} where none do.
     Rates are over the last minute. ``dump_dir``, ``output_dir``: whose free bytes are told beside them.
     """
 
-    def __init__(self, run_dir: Path, counts: Callable[[], Dict[str, int]], dump_dir: str, output_dir: str) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        counts: Callable[[], Dict[str, int]],
+        dump_dir: str,
+        output_dir: str,
+        moving: Optional[Callable[[], Dict[str, Any]]] = None,
+    ) -> None:
         self.path = run_dir / "progress.json"
         self._run_dir = run_dir
         self._history: Optional[History] = None
         self._folders = {"dump_free": dump_dir, "output_free": output_dir}
         self._counts = counts
+        self._moving = moving or dict
         self._started = time.time()
         self._phase = "canary"
         self._message = ""
@@ -61,8 +70,11 @@ class Progress:
         """Write the files now. ``last``: the history gets a line whether it is time for one or not."""
         try:
             counts = self._counts()
+            moving = self._moving()
             with self._lock:
                 document = self._document(counts)
+            if moving:
+                document["moving"] = moving
             write_json(self.path, document, 0o644)
             if self._history is None:
                 self._history = History(self._run_dir)

@@ -14,7 +14,8 @@ from sglang_hs import dataset
 from sglang_hs.dataset import BadRow, Limits, Row, sequence_name
 from sglang_hs.errors import HsError
 from sglang_hs.fsio import write_json
-from sglang_hs.manifest import DONE, PENDING, SAMPLES, Manifest
+from sglang_hs.manifest import DONE, PENDING, SAMPLES, Manifest, Sample
+from sglang_hs.moving import Mover
 
 from . import arrowset, canary, describe
 from .checkpoint import fingerprint
@@ -40,10 +41,11 @@ class Run:
         self.output = Output(spec.output)
         self.exchange = Exchange(Path(spec.dump_dir))
         self.server = Server(spec.server, spec.api_key, spec.request_timeout_s)
-        self.progress = Progress(Path(spec.run_dir), self.tally.snapshot, spec.dump_dir, spec.output_dir)
+        self.progress = Progress(Path(spec.run_dir), self.tally.snapshot, spec.dump_dir, spec.output_dir, self._moving)
         self.numbers: Dict[str, Any] = {}
         self.manifest: Optional[Manifest] = None
         self.extraction: Optional[Extraction] = None
+        self.mover: Optional[Mover] = None
         self._tokens_before = 0
         self._halt: Optional[Halt] = None  # a signal that came before the extraction began
 
@@ -54,6 +56,7 @@ class Run:
         signal.signal(signal.SIGINT, self._on_signal)
         Path(self.spec.run_dir).mkdir(parents=True, exist_ok=True)
         self.progress.start()
+        halt = Halt("failed", "the client was ended", "what is done stays")
         try:
             halt = self._work()
         except CanaryRefused as error:
@@ -65,6 +68,9 @@ class Run:
         except Exception as error:
             halt = Halt("failed", "the client failed: {!r}".format(error), "what is done stays")
         finally:
+            if self.mover is not None:
+                self.mover.stop()  # production does not wait for a remote: playbooks/move.yml, or the next run, moves the rest
+                halt = self._tell_moved(halt)
             if self.manifest is not None:
                 self.manifest.close()
             self.exchange.close()
@@ -81,6 +87,8 @@ class Run:
             "tokens_this_run": self.tally.snapshot().get("tokens_done", 0) - self._tokens_before,
             "run_id": self.spec.run_id,
         }
+        if self.mover is not None:
+            result["moving"] = self._moving()
         write_json(Path(self.spec.run_dir) / "result.json", result, 0o644)
         print("{}: {}".format(halt.outcome, halt.message), flush=True)
         return EXIT[halt.outcome]
@@ -95,6 +103,51 @@ class Run:
         if self.extraction is not None:
             # not from the handler itself: it interrupts the main thread, which may hold the lock that stop() takes
             threading.Thread(target=self.extraction.stop, args=(halt,)).start()
+
+    def _moving(self) -> Dict[str, Any]:
+        """What the mover says, and how long the extraction was held back for it: held_s, holding_since (unix time or None). {} without one."""
+        if self.mover is None:
+            return {}
+        held = self.extraction
+        since = held.holding if held is not None else None
+        spent = held.held_s + (time.time() - since if since else 0.0) if held is not None else 0.0
+        return dict(self.mover.status(), held_s=round(spent, 1), holding_since=since)
+
+    def _tell_moved(self, halt: Halt) -> Halt:
+        """What is at the remote, and who moves the rest, in the outcome."""
+        assert self.manifest is not None and self.spec.move is not None
+        moved = self.manifest.moved_counts()["moved"]
+        waiting = self.manifest.counts()["done"] - moved
+        said = "{:,} samples are at {}".format(moved, self.spec.move.to)
+        if waiting:
+            said += (
+                ", {:,} are still here: playbooks/move.yml moves them beside production, or the next run does".format(
+                    waiting
+                )
+            )
+        elif halt.outcome == "complete":
+            said += "; playbooks/move.yml puts their description beside them"
+        return Halt(halt.outcome, "{}; {}".format(halt.message, said), halt.left)
+
+    def _begin_to_move(self, manifest: Manifest) -> None:
+        """Start what moves finished samples on, also those of earlier runs."""
+        if self.spec.move is None:
+            return
+        manifest.set("move", dict(self.spec.move._asdict(), options=list(self.spec.move.options)))
+        manifest.commit()
+
+        def release(sample: Sample, path: Path) -> bool:
+            held = self.extraction
+            if held is not None:
+                return held.release(sample, path)
+            path.unlink(missing_ok=True)
+            return True
+
+        def spoiled(sample: Sample, reason: str) -> None:
+            self.tally.add(done=-1, tokens_done=-sample.length, bytes_done=-(sample.bytes or 0))
+
+        self.mover = Mover(self.spec.output, manifest, self.spec.move, release, spoiled)
+        self.mover.start()
 
     def _work(self) -> Halt:
         spec = self.spec
@@ -120,10 +173,12 @@ class Run:
         if counts["bad"] > spec.error_budget:
             message = budget_message(manifest, spec.error_budget, counts["bad"])
             return Halt("error_budget", message, "everything: no sample was extracted in this run")
+        self._begin_to_move(manifest)
         if counts["pending"]:
             self._prove(expected, int(attached["tp_size"]))
             self.progress.phase("extract")
             extraction = Extraction(spec, self.server, self.exchange, self.output, manifest, expected, self.tally)
+            extraction.mover = self.mover
             self.extraction = extraction
             if self._halt is not None:
                 extraction.stop(self._halt)
@@ -139,6 +194,14 @@ class Run:
                 counts["done"], counts["total"], counts["tokens_done"], counts["tokens_total"]
             )
             halt = Halt(halt.outcome, "{}: {}".format(halt.message, done), halt.left)
+        if halt is None and counts["pending"]:
+            halt = Halt(
+                "stopped",
+                "{} samples were damaged on the disk before they could be moved (their files are in quarantine)".format(
+                    counts["pending"]
+                ),
+                "what is done stays; the next run extracts these again",
+            )
         if halt is None or (counts["pending"] == 0 and halt.outcome in ("window", "stopped")):
             message = "{} of {} samples are in {}".format(counts["done"], counts["total"], spec.output_dir)
             lost = counts["failed"] + counts["bad"]
@@ -188,8 +251,9 @@ class Run:
         self.progress.say("verifying what is done")
         root = str(self.spec.output) + os.sep
         for idx, file, size, changed, _ in manifest.done_files():
+            if file is None:
+                continue  # at the remote: its bytes were verified there before the file here went
             try:
-                assert file is not None
                 info = os.stat(root + file)
                 if info.st_size == size and info.st_ctime <= changed:
                     continue

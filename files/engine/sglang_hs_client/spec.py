@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, get_type_hints
 
 from sglang_hs.errors import HsError
+from sglang_hs.movesettings import HighWater, Move
 
 FINALS = ("pre_norm", "post_norm", "both")
 
@@ -29,7 +30,7 @@ class Spec:
     retries: further attempts for one sample. error_budget: samples that may fail for good before the run stops.
     in_flight: prompts at the server; as many more may be on their way to the output folder.
     outage_s: how long the server may be unreachable before the run gives up. dump_wait_s: how long after the server's answer the
-    dump may take. stop_taking_work_at: unix time.
+    dump may take. stop_taking_work_at: unix time. move: where finished samples go on to while the run is at work; None: they stay.
     """
 
     server: str
@@ -55,6 +56,7 @@ class Spec:
     api_key: Optional[str] = field(default=None, repr=False)
     stop_taking_work_at: Optional[float] = None
     canary: CanarySpec = CanarySpec()
+    move: Optional[Move] = None
     provenance: Dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,8 +89,15 @@ def parse(document: Any) -> Spec:
     canary = values.pop("canary", None) or {}
     if not isinstance(canary, dict):
         raise _wrong("canary must be an object, got {!r}".format(canary))
+    move = values.pop("move", None) or None
     try:
-        spec = Spec(canary=CanarySpec(**canary), **values)
+        moved = Move.of(move) if move else None
+    except (TypeError, ValueError) as error:
+        raise _wrong("move: {}".format(error)) from error
+    if moved is not None:
+        HighWater(moved.high_water)
+    try:
+        spec = Spec(canary=CanarySpec(**canary), move=moved, **values)
     except TypeError as error:
         raise _wrong(
             str(error).replace("Spec.__init__()", "the specification").replace("CanarySpec", "canary")

@@ -1,7 +1,9 @@
-"""``python -m sglang_hs_client verify --output DIR [--checksums] [--redo]``: is what was accepted still what was written?
+"""``python -m sglang_hs_client verify --output DIR [--checksums] [--remote] [--redo]``: is what was accepted still what was written?
 
 Without --checksums: each file's presence, size and header, as every run looks at them before it goes on. With it every byte is
-read, which finds what no header shows: a changed bit. --redo marks what is wrong to be extracted again by the next run and moves
+read, which finds what no header shows: a changed bit. A sample that was moved and has no file here is right by the book, unless
+--remote asks the remote: by its own sha256 where it has some, else (and with --checksums in any case) by reading every byte back.
+--redo marks what is wrong to be extracted again by the next run and moves
 the wrong file to quarantine/, so that no run can take it for a finished sample.
 """
 
@@ -10,10 +12,12 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional, Tuple
 
 from sglang_hs.errors import HsError
-from sglang_hs.manifest import DONE, FILE, Manifest, Sample
+from sglang_hs.manifest import DONE, FILE, MOVED, Manifest, Sample
+from sglang_hs.movesettings import Move
+from sglang_hs.rclone import Failed, Rclone
 
 from .dumpfile import Expected, check_header, file_sha256
 from .faults import SampleFault
@@ -21,6 +25,7 @@ from .output import STATES, Output
 
 WRONG = 6  # exit code
 PAGE = 1000  # samples in memory at a time
+PATIENCE = 24 * 3600.0  # seconds for a page of files to be read back
 SHOWN = 20  # lines, of each kind
 
 
@@ -44,7 +49,41 @@ def fault(output: Path, sample: Sample, expected: Expected, checksums: bool) -> 
     return None
 
 
-def verify(output: Path, checksums: bool, redo: bool) -> int:
+def at_remotes(book: Manifest, checksums: bool, output: Path) -> Dict[int, str]:
+    """idx -> what is wrong with it, of each moved sample without a file here whose bytes at its remote are not those that were accepted.
+
+    HsError where a remote cannot be asked.
+    """
+    move = Move.of(book.get("move") or {})
+    tool = Rclone(move.rclone, move.config, move.options)
+    wanted: Dict[str, Dict[str, Tuple[str, List[int]]]] = {}  # root -> file -> (sha256, its samples)
+    archives = {found.file: found.sha256 for found in book.archives(MOVED)}
+    for idx, file, _ in book.moved_here():
+        place, sample = book.moved_to(idx), book.sample(idx)
+        if place is None or sample is None or (output / file).exists():
+            continue
+        total = archives.get(place.file) if place.archive else sample.sha256
+        wanted.setdefault(place.root, {}).setdefault(place.file, (str(total), []))[1].append(idx)
+    wrong: Dict[int, str] = {}
+    for root, files in wanted.items():
+        names = sorted(files)
+        for begin in range(0, len(names), PAGE):
+            part = names[begin : begin + PAGE]
+            try:
+                found = {} if checksums else tool.hashes(root, part, "sha256", False, PATIENCE)
+                found = found or tool.hashes(root, part, "sha256", True, PATIENCE)
+            except Failed as error:
+                raise HsError(
+                    "{} cannot be asked: {}".format(root, error), "everything", "mend that, or verify without --remote"
+                ) from error
+            for name in part:
+                if found.get(name) != files[name][0]:
+                    reason = "its bytes at {} have changed (sha256)" if name in found else "it is not at {} any more"
+                    wrong.update({idx: reason.format(root) for idx in files[name][1]})
+    return wrong
+
+
+def verify(output: Path, checksums: bool, redo: bool, remote: bool = False) -> int:
     """Look at every finished sample of an output folder; print what is wrong. Returns 0, or WRONG if anything is."""
     if not (output / FILE).is_file():
         raise HsError("{} holds no extraction: there is no {}".format(output, FILE), next="give --output its folder")
@@ -53,22 +92,31 @@ def verify(output: Path, checksums: bool, redo: bool) -> int:
         folder.open()  # nobody else may be at work; leftovers of a killed client go
     book = Manifest(output, read_only=not redo)
     try:
-        return _verify(folder, book, checksums, redo)
+        far = at_remotes(book, checksums, output) if remote else None
+        return _verify(folder, book, checksums, redo, far)
     finally:
         book.close()
         folder.close()
 
 
-def _verify(folder: Output, book: Manifest, checksums: bool, redo: bool) -> int:
+def _verify(folder: Output, book: Manifest, checksums: bool, redo: bool, far: Optional[Dict[int, str]]) -> int:
     known = book.identity()
     try:
         expected = Expected(len(known["boundaries"]) + 1, known["hidden_size"], known["dtype"], known["final"])
     except KeyError as error:
         raise HsError("the book of {} is not bound to an extraction yet".format(folder.folder)) from error
-    counts = {"right": 0, "wrong": 0}
+    counts = {"right": 0, "wrong": 0, "far": 0}
+
+    def look(sample: Sample) -> Optional[str]:
+        moved = sample.file is not None and book.moved_to(sample.idx) is not None
+        if moved and not (folder.folder / str(sample.file)).exists():
+            counts["far"] += 1  # one of several threads: a count for people
+            return (far or {}).get(sample.idx)
+        return fault(folder.folder, sample, expected, checksums)
+
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for page in _pages(book):
-            found = pool.map(lambda sample: fault(folder.folder, sample, expected, checksums), page)
+            found = pool.map(look, page)
             for sample, reason in zip(page, found, strict=True):
                 counts["right" if reason is None else "wrong"] += 1
                 if reason is None:
@@ -81,6 +129,10 @@ def _verify(folder: Output, book: Manifest, checksums: bool, redo: bool) -> int:
     for name in strangers[:SHOWN]:
         print("{}/{}: no finished sample's file".format(STATES, name))
     left = book.counts()
+    if counts["far"]:
+        roots = ", ".join(book.moved_counts()["roots"])
+        how = "whose bytes were looked at there" if far is not None else "where the book has them; --remote asks there"
+        print("{} of them are at {}, {}".format(counts["far"], roots, how))
     print(
         "{} of {} finished samples are right by {}, {} wrong{}; {} pending, {} given up, {} bad rows; {} strange files".format(
             counts["right"],

@@ -1,0 +1,241 @@
+"""``hs move``: what an extraction left to be moved goes, beside production that serves again; then its description goes too.
+
+A program of its own session, so that a link that breaks does not end it; it ends by itself when a run is opened on the host, whose own
+client then moves on. STATE/move.json tells how it is doing and how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+from . import archive, fsio, procs, rclone, spawn, watching
+from .errors import HsError
+from .journal import Paths, closed_runs
+from .manifest import FILE, MOVED, Manifest
+from .movesettings import Move
+from .moving import DESCRIPTIONS, Mover
+from .rclone import Ended, Failed, Rclone
+
+UNTOUCHED = "everything: the samples are where they were"
+STATUS, LOG = "move.json", "move.log"
+RUN_OPEN = "a run was opened on this host: its own client moves on"
+
+
+def known(state_dir: str, output_dir: str = "") -> Dict[str, Any]:
+    """{output, move}: the output folder (that of the last run unless named) and how its samples move, by its book. HsError where that is not known."""
+    output = output_dir
+    if not output:
+        journals = sorted(closed_runs(Paths(state_dir)), key=lambda document: float(document["opened"]))
+        output = str(journals[-1]["settings"].get("output_dir") or "") if journals else ""
+    if not output or not (Path(output) / FILE).is_file():
+        raise HsError(
+            "{} holds no extraction".format(output) if output else "no run is known on this host",
+            UNTOUCHED,
+            "name the output folder with --output (hs_output_dir)",
+        )
+    book = Manifest(Path(output), read_only=True)
+    try:
+        move = book.get("move") or {}
+    finally:
+        book.close()
+    return {"output": output, "move": move}
+
+
+def run(state_dir: str, output_dir: str, move: Mapping[str, Any], period: float = 1.0) -> Dict[str, Any]:
+    """Move all that waits in ``output_dir`` and describe it at the remote; returns the last status. HsError where it is refused.
+
+    A remote that fails is tried again for ever: whoever does not want that ends this program. SIGTERM ends it at once and loses nothing.
+    """
+    paths, output = Paths(state_dir), Path(output_dir)
+    if not move.get("to"):
+        raise HsError("the samples of {} move nowhere".format(output), UNTOUCHED, "set hs_move_to, or give --to")
+    chosen = Move.of(move)
+    rclone.check(chosen.to, chosen.config, chosen.options, UNTOUCHED)
+    if paths.journal.exists():
+        raise HsError(
+            "a run is open on this host", UNTOUCHED, "let it end: its client moves what it can, then move the rest"
+        )
+    ended = {"signal": 0}
+
+    def on_signal(number: int, frame: Any) -> None:
+        ended["signal"] = number
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    lock = _lock(output)
+    try:
+        book = Manifest(output)
+        book.set("move", dict(chosen._asdict(), options=list(chosen.options)))
+        book.commit()
+        mover = Mover(output, book, chosen)
+        try:
+            mover.start(drain=True)
+            while not mover.join(period):
+                if paths.journal.exists() or ended["signal"]:
+                    mover.stop()
+                    why = (
+                        RUN_OPEN
+                        if paths.journal.exists()
+                        else "ended by {}".format(signal.Signals(ended["signal"]).name)
+                    )
+                    return _tell(
+                        paths, output, mover.status(), finished=True, failed=not paths.journal.exists(), line=why
+                    )
+                _tell(paths, output, mover.status())
+            status = mover.status()
+            counts = book.counts()
+            for pause in (1.0, 4.0, 16.0, 60.0, 0.0):  # a remote may fail in this very moment, too
+                try:
+                    _describe(output, book, chosen, mover)
+                    break
+                except Failed:
+                    if not pause:
+                        raise
+                    time.sleep(pause)
+        finally:
+            mover.stop()
+            with contextlib.suppress(Exception):
+                book.close()
+        line = "{:,} samples of {} are at {}{}".format(
+            status["moved"],
+            output,
+            chosen.to,
+            ", verified by " + status["verified_by"] if status["verified_by"] else "",
+        )
+        left = counts["pending"]
+        line += "; {:,} are still to be extracted".format(left) if left else ""
+        return _tell(paths, output, status, finished=True, line=line)
+    finally:
+        os.close(lock)
+
+
+def _describe(output: Path, book: Manifest, move: Move, mover: Mover) -> None:
+    """Put what describes the samples beside them, each file verified: a trainer's reader finds there what it found here."""
+    archives = []
+    for found in book.archives(MOVED, move.to):
+        here = book.in_archive(found.id)
+        if here:
+            archives.append(found._replace(members=here))
+        else:  # every sample of it was extracted again
+            book.drop_archive(found.id)
+    mover.drop_archives()
+    if archives:
+        fsio.write_json(output / archive.INDEX, archive.index(archives), 0o644)
+    book.commit()  # its file is copied, too: whoever has the remote has every checksum
+    tool = Rclone(move.rclone, move.config, move.options)
+    files = [name for name in (*DESCRIPTIONS, FILE) if (output / name).is_file()]
+    tool.copy(str(output), move.to, files, again=True)
+    wanted = {name: _sha256(output / name) for name in files}
+    far = tool.hashes(move.to, files, "sha256", True)
+    wrong = sorted(name for name in files if far.get(name) != wanted[name])
+    if wrong:
+        raise Failed("{} at the remote is not what was sent".format(", ".join(wrong)))
+
+
+def _sha256(path: Path) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as handle:
+        for block in iter(lambda: handle.read(archive.BLOCK), b""):
+            total.update(block)
+    return total.hexdigest()
+
+
+def _lock(output: Path) -> int:
+    """The output folder's lock, as its client holds it."""
+    fd = os.open(str(output / ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise HsError("somebody works in {}: its lock is held".format(output), UNTOUCHED, "wait for them") from None
+    return fd
+
+
+def _tell(
+    paths: Paths,
+    output: Path,
+    status: Mapping[str, Any],
+    finished: bool = False,
+    failed: bool = False,
+    line: str = "",
+) -> Dict[str, Any]:
+    """Write STATUS; the document."""
+    document = dict(status, output=str(output), finished=finished, failed=failed, pid=os.getpid(), updated=time.time())
+    document["line"] = line or "move: " + watching.SEPARATOR.join(watching.moved_words(status, time.time()))
+    with contextlib.suppress(OSError):  # a full disk: the next look says it
+        fsio.write_json(paths.state / STATUS, document, 0o644)
+    return document
+
+
+def main(state_dir: str, output_dir: str, given: Mapping[str, Any]) -> int:
+    """The verb. ``given``: settings that replace the book's where they are not empty. Exit status: 0 all is there, 1 not."""
+    paths = Paths(state_dir)
+    try:
+        found = known(state_dir, output_dir)
+        move = dict(found["move"], **{key: value for key, value in given.items() if value})
+        document = run(state_dir, found["output"], move)
+    except (HsError, Failed, Ended) as error:
+        document = _tell(
+            paths, Path(output_dir or "?"), {}, finished=True, failed=True, line=str(error) or "it was ended"
+        )
+    print(document["line"], flush=True)
+    return 1 if document["failed"] else 0
+
+
+# -- from the controller -------------------------------------------------------------------------------------------------
+
+
+def start_detached(state_dir: str, output_dir: str, move: Mapping[str, Any]) -> bool:
+    """Start ``hs move`` in a session of its own unless one is at work; whether one was started. ``move``: settings, {} for the book's."""
+    paths = Paths(state_dir)
+    if at_work(paths) is not None:
+        return False
+    spec = paths.state / "move.spec.json"
+    fsio.write_json(spec, dict(move))
+    with contextlib.suppress(FileNotFoundError):
+        (paths.state / STATUS).unlink()
+    words = ["move", "--state-dir", state_dir, "--settings", str(spec)] + (
+        ["--output", output_dir] if output_dir else []
+    )
+    # production serves on the same cores, disks and links
+    program = spawn.program(paths.lib, *words)
+    program["argv"] = ["nice", "-n", "10", *program["argv"]]
+    process = spawn.detached(program, str(paths.state / LOG))
+    fsio.write_json(paths.state / "move.pid.json", {"pid": process.pid, "start": process.start})
+    return True
+
+
+def at_work(paths: Paths) -> Optional[int]:
+    """The pid of the ``hs move`` that :func:`start_detached` began and that runs still, else None."""
+    found = fsio.read_json(paths.state / "move.pid.json") or {}
+    return int(found["pid"]) if found and procs.alive(found["pid"], found["start"]) else None
+
+
+def progress(state_dir: str) -> Dict[str, Any]:
+    """How it is doing: {finished, failed, phase, line, mood}."""
+    paths = Paths(state_dir)
+    alive = at_work(paths) is not None
+    found = fsio.read_json(paths.state / STATUS) or {}
+    if found.get("finished"):
+        bad = bool(found["failed"])
+        return {"finished": True, "failed": bad, "phase": "done", "line": found["line"], "mood": "bad" if bad else ""}
+    if not alive:
+        log = paths.state / LOG
+        lines: List[str] = log.read_text(errors="replace").splitlines()[-3:] if log.exists() else []
+        told = "hs move ended and said nothing of how: {}".format(" | ".join(lines))
+        return {"finished": True, "failed": True, "phase": "failed", "line": told, "mood": "bad"}
+    failing = bool(found.get("failing_since"))
+    return {
+        "finished": False,
+        "failed": False,
+        "phase": "failing" if failing else "moving",
+        "line": str(found.get("line") or "move: it starts"),
+        "mood": "warn" if failing else "",
+    }

@@ -1,0 +1,610 @@
+"""Moving by real rclone: to real servers of three protocols, that die, that lie, and a mover that is killed at any line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang_hs import archive, moving, rclone
+from sglang_hs.errors import HsError
+from sglang_hs.manifest import Manifest
+from sglang_hs.movesettings import HighWater, Move
+from sglang_hs.moving import Mover
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import far as remotes
+
+COUNT = 12
+OWNER = rclone.OWNER
+
+
+def tensors(idx: int) -> bytes:
+    """A sample's file: token ids and bfloat16 states, an odd number of them."""
+    length = 3 + idx % 4
+    ids = b"".join((idx * 100 + place).to_bytes(8, "little") for place in range(length))
+    states = hashlib.sha512(str(idx).encode()).digest() * 40
+    states = states[: length * 3 * 7 * 2]
+    header = {
+        "__metadata__": {"name": f"name{idx}", "crc32": "0"},
+        "hidden_states": {"dtype": "BF16", "shape": [length, 3, 7], "data_offsets": [len(ids), len(ids) + len(states)]},
+        "token_ids": {"dtype": "I64", "shape": [length], "data_offsets": [0, len(ids)]},
+    }
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + ids + states
+
+
+def make(folder: Path, count: int = COUNT) -> Manifest:
+    """An output folder with ``count`` finished samples."""
+    (folder / "hidden_states").mkdir(parents=True)
+    book = Manifest(folder, lag=0.05)
+    book.add((idx, f"name{idx}", 3 + idx % 4, None) for idx in range(count))
+    for idx in range(count):
+        finish(folder, book, idx)
+    book.commit()
+    return book
+
+
+def finish(folder: Path, book: Manifest, idx: int) -> None:
+    data = tensors(idx)
+    (folder / f"hidden_states/hs_{idx}.safetensors").write_bytes(data)
+    book.done(idx, f"hidden_states/hs_{idx}.safetensors", len(data), hashlib.sha256(data).hexdigest())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "LINGER", 0.05)
+    monkeypatch.setattr(moving, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(moving, "LONGEST_PAUSE", 0.4)
+
+
+@pytest.fixture(params=remotes.KINDS)
+def far(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[remotes.Far]:
+    made = remotes.Far(tmp_path / "remote", request.param)
+    with made.serving():
+        yield made
+
+
+@pytest.fixture
+def sftp(tmp_path: Path) -> Iterator[remotes.Far]:
+    made = remotes.Far(tmp_path / "remote", "sftp")
+    with made.serving():
+        yield made
+
+
+def to_folder(place: Path, **more: Any) -> Move:
+    """Another disk, or NFS: a path."""
+    return Move(to=str(place), rclone=str(remotes.program()), **more)
+
+
+def drained(output: Path, book: Manifest, move: Move, patience: float = 60, **more: Any) -> Mover:
+    mover = Mover(output, book, move, **more)
+    mover.start(drain=True)
+    assert mover.join(patience), mover.status()
+    return mover
+
+
+def wait(seen: Callable[[], bool], mover: Mover, patience: float = 30) -> None:
+    until = time.monotonic() + patience
+    while not seen():
+        assert time.monotonic() < until, mover.status()
+        time.sleep(0.01)
+
+
+def check_far(place: Path, count: int = COUNT) -> None:
+    """Every sample is there once, to the byte, and nothing else."""
+    names = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and path.name != OWNER)
+    assert names == sorted(f"hidden_states/hs_{idx}.safetensors" for idx in range(count))
+    for idx in range(count):
+        assert (place / f"hidden_states/hs_{idx}.safetensors").read_bytes() == tensors(idx)
+
+
+def here(output: Path) -> list[str]:
+    return sorted(os.listdir(output / "hidden_states"))
+
+
+def test_samples_go_are_verified_and_leave(tmp_path: Path, far: remotes.Far) -> None:
+    output = tmp_path / "out"
+    book = make(output)
+    mover = drained(output, book, Move.of(far.move()), files=5)
+    check_far(far.place)
+    assert here(output) == []
+    told = mover.status()
+    assert (told["moved"], told["waiting"], told["wrong"], told["failures"]) == (COUNT, 0, 0, 0)
+    ways = {"sftp": "the remote's md5", "webdav": "reading it back (sha256)", "s3": "the remote's md5"}
+    assert told["verified_by"] == ways[far.kind]
+    assert book.moved_counts()["roots"] == {far.to: COUNT} and book.counts()["done"] == COUNT
+    book.close()
+
+
+def test_another_disk_is_a_remote_too(tmp_path: Path) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs/deep"
+    book = make(output)
+    mover = drained(output, book, to_folder(place))
+    check_far(place)
+    assert mover.status()["verified_by"] == "the remote's sha256" and here(output) == []
+    book.close()
+
+
+def test_a_sample_that_is_finished_later_goes_too_and_one_in_use_stays_until_it_is_not(tmp_path: Path) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 2)
+    used = {1}
+
+    def release(sample: Any, path: Path) -> bool:
+        return False if sample.idx in used else moving.remove(path)
+
+    mover = Mover(output, book, to_folder(place), release)
+    mover.start()
+    wait(lambda: mover.status()["moved"] == 2, mover)
+    assert here(output) == ["hs_1.safetensors"] and not mover.idle()
+    book.add([(2, "name2", 5, None)])
+    finish(output, book, 2)
+    mover.offer(2, 100)
+    wait(lambda: mover.status()["moved"] == 3, mover)
+    used.clear()
+    wait(mover.idle, mover)
+    mover.stop()
+    assert here(output) == []
+    check_far(place, 3)
+    book.close()
+
+
+def test_a_remote_that_dies_in_the_middle_costs_time_and_nothing_else(tmp_path: Path, sftp: remotes.Far) -> None:
+    output = tmp_path / "out"
+    book = make(output)
+    mover = Mover(output, book, Move.of(sftp.move()), files=2)
+    mover.start(drain=True)
+    wait(lambda: mover.status()["moved"] >= 2, mover)
+    sftp.kill()
+    wait(lambda: mover.status()["failures"] >= 3, mover)
+    told = mover.status()
+    assert told["failing_since"] and told["retry_at"] > told["failing_since"] and "rclone" in told["error"]
+    left = {f"hs_{sample.idx}.safetensors" for sample in book.waiting()}
+    assert left and left == set(here(output))  # what is not entered is here
+    sftp.start()
+    assert mover.join(60), mover.status()
+    assert mover.status()["failing_since"] is None
+    check_far(sftp.place)
+    assert here(output) == []
+    book.close()
+
+
+@pytest.mark.parametrize("kind", remotes.KINDS)
+def test_other_bytes_at_the_far_end_are_noticed_and_the_sample_stays(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = remotes.Far(tmp_path / "remote", kind)
+    output = tmp_path / "out"
+    book = make(output, 4)
+    path = made.place / "hidden_states/hs_2.safetensors"
+    real = rclone.Rclone.copy
+    spoilt: list[bytes] = []
+
+    def copy(
+        self: rclone.Rclone, source: str, root: str, files: Any, again: bool = False, patience: float = 600
+    ) -> None:
+        """A disk at the far end that changes a bit of what it was given, twice."""
+        real(self, source, root, files, again, patience)
+        if "hidden_states/hs_2.safetensors" in files and len(spoilt) < 2:
+            seen = path.stat()
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.write_bytes(data)
+            os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))  # by size and time it looks right
+            spoilt.append((output / "hidden_states/hs_2.safetensors").read_bytes())
+
+    monkeypatch.setattr(rclone.Rclone, "copy", copy)
+    with made.serving():
+        mover = drained(output, book, Move.of(made.move()))
+    assert spoilt == [tensors(2)] * 2 and mover.status()["wrong"] == 2
+    check_far(made.place, 4)
+    assert here(output) == []
+    book.close()
+
+
+def test_a_file_that_changed_here_is_not_moved_and_is_extracted_again(tmp_path: Path, sftp: remotes.Far) -> None:
+    output = tmp_path / "out"
+    book = make(output, 3)
+    path = output / "hidden_states/hs_1.safetensors"
+    path.write_bytes(tensors(1)[:-1] + b"\xff")
+    (output / "hidden_states/hs_2.safetensors").unlink()
+    told = []
+    mover = drained(
+        output, book, Move.of(sftp.move()), spoiled=lambda sample, reason: told.append((sample.idx, reason))
+    )
+    assert [idx for idx, _ in sorted(told)] == [1, 2] and "sha256" in dict(told)[1] and "gone" in dict(told)[2]
+    assert book.counts()["pending"] == 2 and book.moved_counts()["moved"] == 1 and mover.status()["waiting"] == 0
+    assert sorted(os.listdir(output / "quarantine")) == ["hs_1.json", "hs_1.safetensors", "hs_2.json"]
+    finish(output, book, 1)
+    finish(output, book, 2)
+    book.commit()
+    drained(output, book, Move.of(sftp.move()))
+    check_far(sftp.place, 3)
+    book.close()
+
+
+# -- killed -----------------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from sglang_hs import moving, rclone
+from sglang_hs.manifest import Manifest
+moving.LINGER = 0.05
+output, to, program, config, kind, at, nth = sys.argv[1:8]
+seen = [0]
+def fatal(owner, name, before):
+    real = getattr(owner, name)
+    def wrapped(*words, **more):
+        seen[0] += 1
+        if before and seen[0] == int(nth): os.kill(os.getpid(), 9)
+        found = real(*words, **more)
+        if not before and seen[0] == int(nth): os.kill(os.getpid(), 9)
+        return found
+    setattr(owner, name, wrapped)
+{"copied": lambda: fatal(rclone.Rclone, "copy", False), "asked": lambda: fatal(rclone.Rclone, "hashes", False),
+ "entering": lambda: fatal(Manifest, "moved", True), "entered": lambda: fatal(Manifest, "moved", False),
+ "removing": lambda: fatal(moving, "remove", True), "planned": lambda: fatal(Manifest, "plan_archive", False)}[at]()
+book = Manifest(Path(output))
+mover = moving.Mover(Path(output), book, moving.Move(to, program, config, archive=kind, archive_bytes=1200), files=4)
+mover.start(drain=True)
+mover.join(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "nth"),
+    [("none", "copied", 2), ("none", "asked", 2), ("none", "entering", 2), ("none", "entered", 1), ("none", "removing", 3),
+     ("safetensors", "planned", 2), ("safetensors", "copied", 2), ("safetensors", "entering", 1), ("safetensors", "entered", 2),
+     ("safetensors", "removing", 2)],
+)  # fmt: skip
+def test_killed_between_any_two_steps_nothing_is_lost_or_there_twice(
+    tmp_path: Path, sftp: remotes.Far, kind: str, at: str, nth: int
+) -> None:
+    output = tmp_path / "out"
+    make(output).close()
+    root = str(Path(moving.__file__).resolve().parents[1])
+    words = [sys.executable, "-c", KILLED, str(output), sftp.to, str(sftp.rclone), str(sftp.config), kind, at, str(nth)]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": root}, timeout=120, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    book = Manifest(output)
+    assert book.counts()["done"] == COUNT
+    for sample in book.waiting():  # what the book does not have at the remote is here, whole
+        data = (output / str(sample.file)).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == sample.sha256
+    drained(output, book, Move.of(sftp.move(archive=kind, archive_bytes=1200)))
+    assert here(output) == [] and book.moved_counts()["moved"] == COUNT
+    if kind == "none":
+        check_far(sftp.place)
+    else:
+        check_archives(sftp.place, book)
+    book.close()
+
+
+# -- archives ---------------------------------------------------------------------------------------------------------------
+
+
+def check_archives(place: Path, book: Manifest, count: int = COUNT) -> None:
+    """Every sample is in one archive, to the byte of its own file; no other archive lies there."""
+    known = book.archives("moved")
+    assert sorted(found.file for found in known) == sorted(
+        str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and path.name != OWNER
+    )
+    assert sorted(idx for found in known for idx in found.members) == list(range(count))
+    for found in known:
+        data = (place / found.file).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (found.bytes, found.sha256)
+        for idx in found.members:
+            assert archive.unpack(place / found.file, idx) == tensors(idx)
+            assert book.moved_to(idx) == (book.moved_to(found.members[0]) or ("",))[:1] + (found.file, True)
+
+
+def test_many_samples_go_in_one_file(tmp_path: Path, far: remotes.Far) -> None:
+    output = tmp_path / "out"
+    book = make(output)
+    drained(output, book, Move.of(far.move(archive="safetensors", archive_bytes=2000)))
+    check_archives(far.place, book)
+    assert 1 < book.moved_counts()["archives"] < COUNT / 2
+    assert here(output) == [] and os.listdir(output / "archives") == []
+    book.close()
+
+
+def test_an_archive_is_laid_out_as_the_formats_own_writers_do(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    book = make(output, 5)
+    members = [archive.Member(one.idx, output / str(one.file), str(one.sha256)) for one in book.samples()]
+    size, total = archive.write(tmp_path / "one", members)
+    assert archive.write(tmp_path / "two", list(reversed(members))) == (size, total)
+    document, base = archive.header(tmp_path / "one")
+    document.pop("__metadata__")
+    entries = sorted(document.values(), key=lambda entry: int(entry["data_offsets"][0]))
+    assert base % 8 == 0 and entries[0]["data_offsets"][0] == 0 and base + entries[-1]["data_offsets"][1] == size
+    for before, entry in zip(entries, entries[1:], strict=False):
+        assert before["data_offsets"][1] == entry["data_offsets"][0]  # no holes
+    assert all(entry["data_offsets"][0] % archive.SIZES[entry["dtype"]] == 0 for entry in entries)
+    (output / "hidden_states/hs_3.safetensors").write_bytes(tensors(4))
+    with pytest.raises(archive.Spoiled) as fault:
+        archive.write(tmp_path / "three", members)
+    assert fault.value.idx == 3
+    book.close()
+
+
+def test_a_member_that_changed_dissolves_its_archive(tmp_path: Path, sftp: remotes.Far) -> None:
+    output = tmp_path / "out"
+    book = make(output, 6)
+    (output / "hidden_states/hs_3.safetensors").write_bytes(tensors(4))
+    mover = drained(output, book, Move.of(sftp.move(archive="safetensors", archive_bytes=100000)))
+    assert book.counts()["pending"] == 1 and book.moved_counts()["moved"] == 5
+    assert [found.file for found in book.archives("dropped")] == ["archives/hidden_states-000000.safetensors"]
+    mover.drop_archives()
+    assert book.archives("dropped") == []
+    finish(output, book, 3)
+    book.commit()
+    drained(output, book, Move.of(sftp.move(archive="safetensors", archive_bytes=100000)))
+    check_archives(sftp.place, book, 6)
+    book.close()
+
+
+def test_where_there_is_no_room_for_an_archive_smaller_ones_are_made(
+    tmp_path: Path, sftp: remotes.Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    book = make(output)
+    real = archive.write
+
+    def small(path: Path, members: Any) -> Any:
+        if len(list(members)) > 4:
+            raise OSError(28, "No space left on device")
+        return real(path, members)
+
+    monkeypatch.setattr(archive, "write", small)
+    drained(output, book, Move.of(sftp.move(archive="safetensors", archive_bytes=100000)))
+    sftp_files = [found for found in book.archives("moved")]
+    assert [len(found.members) for found in sftp_files] == [3, 3, 3, 3]
+    check_archives(sftp.place, book)
+    book.close()
+
+
+# -- the mark, the settings, secrets -----------------------------------------------------------------------------------------
+
+
+def test_the_high_water_mark() -> None:
+    assert HighWater("80%").room(free=500, total=1000, waiting=400) == 300
+    assert HighWater("80%").room(free=100, total=1000, waiting=400) == -100
+    assert HighWater("500").room(free=10**12, total=2 * 10**12, waiting=200 * 10**9) == 300 * 10**9
+    assert HighWater("500 GB").room(free=5, total=10**12, waiting=0) == 5
+    for wrong in ("", "0%", "100%", "much", "0", "-5", "120%"):
+        with pytest.raises(HsError, match="hs_move_high_water"):
+            HighWater(wrong)
+
+
+@pytest.mark.parametrize(
+    ("move_to", "options"),
+    [(":sftp,host=h,pass=x:p", []), (":s3,secret_access_key=abc:b", []), ("far:b", ["--sftp-pass", "x"]), ("far:b", ["--s3-secret-access-key=x"]),
+     (":webdav,bearer_token=x:", []), ("far:b", ["--azureblob-key=x"])],
+)  # fmt: skip
+def test_a_secret_on_a_command_line_is_refused(move_to: str, options: list[str]) -> None:
+    with pytest.raises(HsError, match="looks like a secret"):
+        rclone.check(move_to, "", options, "everything")
+
+
+@pytest.mark.parametrize("move_to", ["far:data/key", "secret:bucket", "/mnt/nfs/a=b", ":sftp,host=h,key_file=/k:p"])
+def test_what_is_no_secret_is_not_taken_for_one(move_to: str) -> None:
+    rclone.check(move_to, "", ["--transfers", "8", "--sftp-key-file", "/k", "--bwlimit=100M"], "everything")
+
+
+@pytest.mark.parametrize("move_to", ["relative/path", "-x:y", "far:a\nb"])
+def test_a_place_that_is_none_is_refused(move_to: str) -> None:
+    with pytest.raises(HsError, match="neither a remote"):
+        rclone.check(move_to, "", [], "everything")
+
+
+def test_a_configuration_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rclone.conf"
+    with pytest.raises(HsError, match="cannot be looked at"):
+        rclone.check("far:", str(path), [], "everything")
+    path.write_text("[far]\n")
+    path.chmod(0o640)
+    with pytest.raises(HsError, match="only its owner can read"):
+        rclone.check("far:", str(path), [], "everything")
+    path.chmod(0o600)
+    rclone.check("far:", str(path), [], "everything")
+
+
+def test_secrets_are_in_no_word_environment_or_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "rclone.conf"
+    config.write_text(
+        "[far]\ntype = s3\nsecret_access_key = verysecret\nendpoint = http://h\nkey_file = /path/to/key\n"
+    )
+    seen = tmp_path / "seen"
+    program = tmp_path / "rclone"
+    program.write_text(
+        f'#!/bin/sh\n{{ printf "%s\\n" "$@"; env; }} > {seen}\necho "ERROR : denied for verysecret, {config}" >&2\nexit 1\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("RCLONE_CONFIG_FAR_PASS", "another")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "third")
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    tool = rclone.Rclone(str(program), str(config))
+    with pytest.raises(rclone.Failed, match=r"denied for \(hidden\)"):
+        tool.copy("/a", "far:b", ["x"])
+    words = seen.read_text()
+    assert "verysecret" not in words and "another" not in words and "third" not in words
+    assert "https_proxy=http://proxy" in words and "\n--config\n" in words
+
+
+def test_the_remote_is_looked_at_before_anything_is_stopped(tmp_path: Path, far: remotes.Far) -> None:
+    settings: dict[str, Any] = {
+        "move_to": far.to, "rclone": str(far.rclone), "rclone_config": str(far.config), "rclone_options": [],
+    }  # fmt: skip
+    found = rclone.look(settings, "everything", True)
+    assert found["version"] == "1.75"
+    assert [path for path in far.root.rglob("*") if path.is_file()] == []  # the probe is gone
+    with pytest.raises(HsError, match="not to be had"):
+        rclone.look({**settings, "rclone": str(tmp_path / "none")}, "everything", True)
+    with pytest.raises(HsError, match="is of no use"):
+        rclone.look({**settings, "move_to": "nobody:a"}, "everything", False)
+    far.kill()
+    with pytest.raises(HsError, match="is of no use") as refused:
+        rclone.look(settings, "everything", False)
+    assert remotes.KEY not in str(refused.value)
+
+
+def test_stop_ends_a_call_at_work_at_once(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    book = make(output, 3)
+    program = tmp_path / "rclone"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    mover = Mover(output, book, Move(to=str(tmp_path / "far"), rclone=str(program)))
+    mover.start()
+    wait(lambda: mover._copier._process is not None, mover)
+    child = mover._copier._process
+    assert child is not None
+    began = time.monotonic()
+    mover.stop()
+    assert time.monotonic() - began < 5 and child.poll() is not None
+    assert len(here(output)) == 3 and book.moved_counts()["moved"] == 0
+    book.close()
+
+
+def test_a_remotes_folder_belongs_to_one_output(tmp_path: Path, sftp: remotes.Far) -> None:
+    """Two outputs have files of the same names: the second must not write over the first."""
+    first, second = tmp_path / "out", tmp_path / "other"
+    book = make(first, 2)
+    drained(first, book, Move.of(sftp.move()))
+    other = make(second, 2)
+    settings: dict[str, Any] = {
+        "move_to": sftp.to, "rclone": str(sftp.rclone), "rclone_config": str(sftp.config), "rclone_options": [],
+    }  # fmt: skip
+    rclone.look(settings, "everything", True, book.mark())
+    with pytest.raises(HsError, match="holds the samples of another output folder"):
+        rclone.look(settings, "everything", True, other.mark())
+    mover = Mover(second, other, Move.of(sftp.move()))
+    mover.start()
+    wait(lambda: mover.status()["failures"] >= 2, mover)
+    mover.stop()
+    assert "another output folder" in mover.status()["error"] and len(here(second)) == 2
+    check_far(sftp.place, 2)
+    book.close()
+    other.close()
+
+
+# -- hs move ----------------------------------------------------------------------------------------------------------------
+
+
+def hs_move(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(moving.__file__).resolve().parents[1])
+    command = [sys.executable, "-m", "sglang_hs", "move", "--state-dir", str(state), *words]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=120)
+
+
+def described(output: Path) -> None:
+    for name in ("manifest.json", "samples.jsonl", "state.json"):
+        (output / name).write_text(name)
+
+
+def test_what_is_left_goes_by_the_books_settings_and_its_description_too(tmp_path: Path, sftp: remotes.Far) -> None:
+    output, state = tmp_path / "out", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 5)
+    book.set("move", sftp.move(archive="safetensors", archive_bytes=1200))
+    book.close()
+    described(output)
+    done = hs_move(state, "--output", str(output))
+    assert done.returncode == 0 and "5 samples of" in done.stdout, done.stdout + done.stderr
+    told = json.loads((state / "move.json").read_text())
+    assert told["finished"] and not told["failed"] and told["moved"] == 5
+    for name in ("manifest.json", "samples.jsonl", "state.json", "manifest.sqlite", "archives.json"):
+        assert (sftp.place / name).read_bytes() == (output / name).read_bytes()
+    index = json.loads((sftp.place / "archives.json").read_text())
+    assert sorted(idx for one in index["archives"] for idx in one["samples"]) == list(range(5))
+    far_book = Manifest(sftp.place, read_only=True)
+    assert far_book.moved_counts()["moved"] == 5
+    far_book.close()
+
+
+def test_the_index_names_each_sample_once_also_when_it_was_extracted_again(tmp_path: Path) -> None:
+    output, place, state = tmp_path / "out", tmp_path / "nfs", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 6)
+    book.set("move", to_folder(place, archive="safetensors", archive_bytes=1200)._asdict())
+    book.commit()
+    described(output)
+    assert hs_move(state, "--output", str(output)).returncode == 0
+    first, second = book.archives("moved")[:2]
+    for idx in (*first.members, second.members[0]):
+        book.again(idx)
+        finish(output, book, idx)
+    book.commit()
+    done = hs_move(state, "--output", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    index = json.loads((place / "archives.json").read_text())
+    assert sorted(idx for one in index["archives"] for idx in one["samples"]) == list(range(6))
+    assert not (place / first.file).exists() and (place / second.file).exists()
+    for one in index["archives"]:
+        for idx in one["samples"]:
+            assert archive.unpack(place / one["file"], idx) == tensors(idx)
+    book.close()
+
+
+def test_a_move_is_refused_while_a_run_is_open_and_ends_when_one_is_opened(tmp_path: Path) -> None:
+    output, state = tmp_path / "out", tmp_path / "state"
+    state.mkdir()
+    make(output, 3).close()
+    program = tmp_path / "rclone"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    (tmp_path / "set.json").write_text(json.dumps({"to": str(tmp_path / "far"), "rclone": str(program)}))
+    words = ("--output", str(output), "--settings", str(tmp_path / "set.json"))
+    (state / "journal.json").write_text("{}")
+    refused = hs_move(state, *words)
+    assert refused.returncode == 1 and "a run is open on this host" in refused.stdout
+    (state / "journal.json").unlink()
+    root = str(Path(moving.__file__).resolve().parents[1])
+    command = [sys.executable, "-m", "sglang_hs", "move", "--state-dir", str(state), *words]
+    (state / "move.json").unlink()
+    work = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (state / "move.json").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    (state / "journal.json").write_text("{}")
+    out, _ = work.communicate(timeout=60)
+    assert work.returncode == 0 and "its own client moves on" in out
+    assert len(here(output)) == 3
+
+
+def test_a_move_without_a_place_or_an_extraction_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "out", 1).close()
+    assert "move nowhere" in hs_move(tmp_path, "--output", str(tmp_path / "out")).stdout
+    assert "holds no extraction" in hs_move(tmp_path, "--output", str(tmp_path)).stdout
+    assert "no run is known" in hs_move(tmp_path).stdout
+
+
+def test_rclone_dies_with_whoever_called_it_however_that_ends(tmp_path: Path) -> None:
+    seen = tmp_path / "pid"
+    program = tmp_path / "rclone"
+    program.write_text(f"#!/bin/sh\necho $$ > {seen}.part\nmv {seen}.part {seen}\nexec sleep 600\n")
+    program.chmod(0o755)
+    script = f"from sglang_hs.rclone import Rclone; Rclone({str(program)!r}).call('version')"
+    root = str(Path(moving.__file__).resolve().parents[1])
+    caller = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": root})
+    until = time.monotonic() + 30
+    while not seen.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    child = int(seen.read_text())
+    caller.kill()
+    caller.wait()
+    while Path(f"/proc/{child}").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{child}").exists()
