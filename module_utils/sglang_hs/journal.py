@@ -28,6 +28,7 @@ from .errors import HsError
 # Between two steps the controller thinks and the link may stutter; past this (hs_controller_patience) the run counts as orphaned.
 GRACE = 120.0
 BALLAST = 4 << 20
+SHARE = "share"  # in a run's folder: the host's part of the data set
 
 
 def boot_id() -> str:
@@ -162,6 +163,7 @@ class Journal:
         view: Mapping[str, Any],
         wanted: Mapping[str, Any],
         production: Mapping[str, Any],
+        share: str = "",
     ) -> "Journal":
         """Take the host's lock, keep how production runs, begin a run. Raises HsError naming the holder when somebody has it.
 
@@ -199,6 +201,8 @@ class Journal:
             fsio.write_json(paths.production, dict(production, run_id=run_id))
             fsio.write_json(paths.flags, view["flags"])
             paths.run(run_id).mkdir(mode=0o700, parents=True)
+            if share:
+                (paths.run(run_id) / SHARE).write_text(share, encoding="ascii")
             journal = cls(paths, document)
             journal.save()
         except BaseException:

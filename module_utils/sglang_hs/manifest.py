@@ -191,6 +191,10 @@ class Manifest:
             self.commit()
         return count
 
+    def forget_undone(self) -> None:
+        """Only what is finished stays: what is to do is entered anew, as another host may have taken some of it."""
+        self._write("DELETE FROM samples WHERE state != 'done'", ())
+
     def sample(self, idx: int) -> Optional[Sample]:
         """The book's row of a sample."""
         with self._lock:
@@ -242,6 +246,12 @@ class Manifest:
     def done_files(self, page: int = 1000) -> Iterator[Tuple[int, Optional[str], Optional[int], float, int]]:
         """(idx, file, bytes, changed, length) of each finished sample, by idx: what a look at a million files needs, and no more."""
         return self._pages("SELECT idx, file, bytes, changed, length FROM samples ", DONE, page)
+
+    def done_rows(self, page: int = 10000) -> Iterator[Tuple[int, Optional[str], int, int, str]]:
+        """(idx, file, bytes, length, sha256) of each finished sample, by idx: what a catalogue needs."""
+        return (
+            row[:5] for row in self._pages("SELECT idx, file, bytes, length, sha256 FROM samples ", DONE, page) if row[4]
+        )
 
     def _pages(self, select: str, state: Optional[str], page: int) -> Iterator[Any]:
         last = -1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import signal
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -15,9 +16,10 @@ from sglang_hs.dataset import BadRow, Limits, Row, sequence_name
 from sglang_hs.errors import HsError
 from sglang_hs.fsio import write_json
 from sglang_hs.manifest import DONE, PENDING, SAMPLES, Manifest
+from sglang_hs.model import fingerprint
+from sglang_hs.share import Share
 
 from . import arrowset, canary, describe
-from .checkpoint import fingerprint
 from .dumpfile import Expected, check_header
 from .exchange import Exchange
 from .extract import Extraction, Halt, Tally, budget_message
@@ -42,6 +44,7 @@ class Run:
         self.server = Server(spec.server, spec.api_key, spec.request_timeout_s)
         self.progress = Progress(Path(spec.run_dir), self.tally.snapshot, spec.dump_dir, spec.output_dir)
         self.numbers: Dict[str, Any] = {}
+        self.share: Optional[Share] = None  # of several hosts' data set; None: all of it is this host's
         self.manifest: Optional[Manifest] = None
         self.extraction: Optional[Extraction] = None
         self._tokens_before = 0
@@ -102,9 +105,10 @@ class Run:
         self.exchange.open()
         attached = self.exchange.check(spec)
         expected = Expected(spec.states, spec.hidden_size, attached["dtype"], spec.final)
+        self.share = _share(spec)
         self.manifest = manifest = Manifest(spec.output)
         identity = {
-            "dataset_sha256": dataset.digest(spec.dataset),
+            "dataset_sha256": self.share.sha256 if self.share else dataset.digest(spec.dataset),
             "cut_to": spec.cut_to,
             "model": fingerprint(Path(spec.model_path)),
             "hidden_size": spec.hidden_size,
@@ -112,7 +116,8 @@ class Run:
             "final": spec.final,
             "dtype": attached["dtype"],
         }
-        manifest.claim(identity)
+        if manifest.claim(identity):
+            manifest.set("release", attached["release"])
         self._enter_rows(manifest)
         self._verify_done(manifest, expected)
         self._count(manifest)
@@ -151,6 +156,8 @@ class Run:
             if "missing" in extra["arrow"]:
                 note = "no arrow data set beside them: {missing}. Next: {next}".format(**extra["arrow"])
                 halt = Halt(halt.outcome, "{}; {}".format(halt.message, note), halt.left)
+        if self.share:
+            extra["share"] = dict(self.share.facts(), host=self.share.host, of_rows=self.share.rows)
         describe.write(spec.output, describe.manifest(spec, attached, identity, counts, self.numbers, extra))
         return halt
 
@@ -158,9 +165,12 @@ class Run:
 
     def _enter_rows(self, manifest: Manifest) -> None:
         """Fill the book with the data set's rows, once; the claimed checksum vouches for them afterwards."""
-        if manifest.get("entered"):
+        whose: Any = dataset.digest(self.spec.share) if self.spec.share else True
+        if manifest.get("entered") == whose:
             manifest.retry_failed()
             return
+        if self.share:
+            manifest.forget_undone()
         self.progress.say("reading the data set")
         page: List[Tuple[int, Optional[str], int, Optional[str]]] = []
 
@@ -173,9 +183,13 @@ class Run:
                 manifest.add(page)
                 page.clear()
 
-        dataset.scan(self.spec.dataset, self.spec.vocab_size, self.spec.max_prompt, self.spec.cut_to, each=enter)
+        if self.share:
+            for row in self._checked():
+                enter(row)
+        else:
+            dataset.scan(self.spec.dataset, self.spec.vocab_size, self.spec.max_prompt, self.spec.cut_to, each=enter)
         manifest.add(page)
-        manifest.set("entered", True)
+        manifest.set("entered", whose)
         manifest.commit()
         for sample in manifest.samples("bad"):
             self.output.quarantine(sample.idx, sample.reason or "", {})
@@ -243,7 +257,26 @@ class Run:
         self.manifest.set("canary", self.numbers)
 
     def _rows(self, wanted: Optional[Callable[[int], bool]] = None) -> Iterator[Row]:
-        return (row for row in dataset.rows(self.spec.dataset, self.limits, wanted) if isinstance(row, Row))
+        return (row for row in self._checked(wanted) if isinstance(row, Row))
+
+    def _checked(self, wanted: Optional[Callable[[int], bool]] = None) -> Iterator[Any]:
+        """The rows that are this host's, with the data set's numbers, those without fault and those with one."""
+        share = self.share
+        if share is None:
+            yield from dataset.rows(self.spec.dataset, self.limits, wanted)
+            return
+        indices = share.indices
+        if not share.only:
+
+            def mine(idx: int) -> bool:
+                place = bisect.bisect_left(indices, idx)
+                return place < len(indices) and indices[place] == idx and (wanted is None or wanted(idx))
+
+            yield from dataset.rows(self.spec.dataset, self.limits, mine)
+            return
+        chosen = None if wanted is None else (lambda place: wanted(indices[place]))
+        for row in dataset.rows(self.spec.dataset, self.limits, chosen):
+            yield replace(row, idx=indices[row.idx])
 
     # -- after ---------------------------------------------------------------------------------------------------------
 
@@ -273,7 +306,8 @@ class Run:
                         }
 
             count = write_samples(self.spec.output / SAMPLES, lines())
-            rows = arrow.finish(manifest.counts()["total"]) if arrow is not None else 0
+            whole = self.share.rows if self.share else manifest.counts()["total"]
+            rows = arrow.finish(whole) if arrow is not None else 0
         except OSError as error:
             raise self.output.fault(error) from error
         finally:
@@ -283,6 +317,21 @@ class Run:
         if reason is not None:
             told = {"missing": reason, "next": arrowset.next_step(self.spec.output)}
         return {"samples": {"file": SAMPLES, "rows": count}, "arrow": told}
+
+
+def _share(spec: Spec) -> Optional[Share]:
+    """The host's share, None where there is none. Raises HsError where the data set on the host is not the one that was divided."""
+    if not spec.share:
+        return None
+    share = Share.unpack(Path(spec.share).read_text(encoding="ascii"))
+    found, wanted = dataset.digest(spec.dataset), share.only or share.sha256
+    if found != wanted:
+        raise HsError(
+            "{} is not the data set that was divided: its sha256 is {}, not {}".format(spec.dataset, found, wanted),
+            "everything: no sample was extracted",
+            "give every host the same file, then start again",
+        )
+    return share
 
 
 def _is_pending(manifest: Manifest) -> Callable[[int], bool]:

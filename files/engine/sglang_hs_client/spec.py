@@ -29,7 +29,8 @@ class Spec:
     retries: further attempts for one sample. error_budget: samples that may fail for good before the run stops.
     in_flight: prompts at the server; as many more may be on their way to the output folder.
     outage_s: how long the server may be unreachable before the run gives up. dump_wait_s: how long after the server's answer the
-    dump may take. stop_taking_work_at: unix time.
+    dump may take. stop_taking_work_at: unix time. share: a file with the part of the data set that is this host's (sglang_hs.share); None:
+    all of it is.
     """
 
     server: str
@@ -54,6 +55,7 @@ class Spec:
     run_id: str = ""
     api_key: Optional[str] = field(default=None, repr=False)
     stop_taking_work_at: Optional[float] = None
+    share: Optional[str] = None
     canary: CanarySpec = CanarySpec()
     provenance: Dict[str, Any] = field(default_factory=dict)
 
