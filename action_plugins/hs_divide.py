@@ -22,6 +22,7 @@ class ActionModule(ActionBase):
 
     TRANSFERS_FILES = False
     _requires_connection = False
+    _VALID_ARGS = frozenset(("dir", "index", "hosts", "forget", "skip_bad_rows", "source", "merge", "join", "places"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Divide or merge."""
@@ -37,16 +38,12 @@ class ActionModule(ActionBase):
         fleet = Fleet(given["dir"])
         # older ansible-cores hand numbers over as text
         hosts = {str(host): float(share) for host, share in given["hosts"].items()}
-        index = None
-        if given.get("index"):
-            index = Index.unpack((fleet.folder / given["index"]).read_text(encoding="utf-8"))
         if not boolean(given.get("merge", False)):
-            if index is None:
-                raise HsError("the data set was not read", "everything", "run extract.yml from its beginning")
+            index = Index.unpack((fleet.folder / given["index"]).read_text(encoding="utf-8"))
             forget = [str(host) for host in given.get("forget") or []]
             skip = boolean(given.get("skip_bad_rows", False))
             return fleet.divide(index, hosts, forget, skip, str(given.get("source") or ""))
-        told = fleet.merge(hosts, index)
+        told = fleet.merge(hosts)
         if given.get("join"):
             places = {str(host): str(place) for host, place in (given.get("places") or {}).items()}
             told["lines"] = [*told["lines"], joined.join(Path(told["path"]), places, Path(given["join"]))]

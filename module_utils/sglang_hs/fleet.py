@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+from array import array
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
@@ -52,8 +53,6 @@ def index_name(sha256: str, cut_to: Any, max_prompt: int, vocab_size: int) -> st
 
 def make_index(path: str, vocab_size: int, max_prompt: int, cut_to: Any) -> Index:
     """Read the data set once. Raises HsError where it cannot be read."""
-    from array import array
-
     lengths = array("I")
     found = dataset.scan(path, vocab_size, max_prompt, cut_to, lengths=lengths)
     return Index(found.sha256, lengths, cut_to, max_prompt, [str(bad) for bad in found.bad[:5]])
@@ -127,7 +126,8 @@ class Fleet:
         if lost:
             raise HsError(refused[lost[0]].split("\n")[0], "everything: production was not touched", _forget(lost[0]))
         if index.sha256 != catalogue.reference(present + kept).identity.get("dataset_sha256"):
-            refused = refused or {one.host: "its data set is another one" for one in present}
+            # the data set was read on a host that is refused: its rows are not the others'
+            raise HsError(refused[min(refused)] if refused else "the index is of another data set")
         accepted = [one for one in present if one.host not in refused]
         for one in accepted:
             write(self.folder / key / (safe(one.host) + ".txt"), one.pack())
@@ -197,9 +197,22 @@ class Fleet:
                 found[share.host] = (str(place), dataset.digest(place))
         return found
 
-    def merge(self, key: str, hosts: Iterable[str], index: Index) -> Dict[str, Any]:
+    def _index(self, identity: Mapping[str, Any]) -> Index:
+        """The kept index of a data set."""
+        name = index_name(str(identity.get("dataset_sha256")), identity.get("cut_to"), 0, 0)
+        for path in sorted(self.folder.glob(name.rsplit("-", 2)[0] + "-*.txt")):
+            return Index.unpack(path.read_text(encoding="utf-8"))
+        raise HsError(
+            "{} holds no index of this data set: it was not divided from here".format(self.folder),
+            "everything: no catalogue was written",
+            "set hs_fleet_dir to the folder that extract.yml used, or run plan.yml with hs_fleet=true first",
+        )
+
+    def merge(self, hosts: Iterable[str]) -> Dict[str, Any]:
         """Write the catalogue over all hosts; ``hosts``: those whose catalogue was just taken. Returns its document, with path and lines."""
         present = self.present(hosts)
+        identity = catalogue.reference(present).identity
+        key, index = key_of(identity), self._index(identity)
         for one in present:
             write(self.folder / key / (safe(one.host) + ".txt"), one.pack())
         merged = catalogue.merge(present + self.kept(key, [one.host for one in present]))

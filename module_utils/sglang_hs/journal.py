@@ -5,6 +5,7 @@ One folder (root-only, under /var/lib by default) holds all that a restore needs
     journal.json     this file: absent = no run is open. One record before and one after each step.
     lock             the same run's holder, created exclusively: two operators cannot both have it.
     production.json  how production was started (0600: its environment holds secrets).
+    left             a hook took the host out of its load balancer, and none has put it back yet.
     flags.json       the engine's options as it printed them last, so that the next preflight need not wait for them.
     backup/          the engine's file before the edit, with the record that undoes it.
     ballast          room that a restore gives back to itself first, so that a full disk cannot keep it from its records.
@@ -45,6 +46,7 @@ class Paths:
         self.lock = self.state / "lock"
         self.mutex = self.state / ".mutex"
         self.production = self.state / "production.json"
+        self.left = self.state / "left"  # the host is out of its load balancer
         self.flags = self.state / "flags.json"
         self.backup = self.state / "backup"
         self.ballast = self.state / "ballast"
