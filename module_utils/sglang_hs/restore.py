@@ -133,8 +133,7 @@ def _steps(journal: Journal) -> List[Tuple[str, Step, float]]:
         ("restore source", _restore_source, 120),
         ("start production", _start_production, patience + 120 + (600 if settings.get("production_start") else 120)),
         ("check production", _check_production, float(settings["production_timeout"]) + 300),
-        ("return", _return, float(settings.get("hook_timeout", 0)) + 60),
-    ]
+    ] + ([("return", _return, float(settings["hook_timeout"]) + 60)] if settings.get("after_returning") else [])
 
 
 def _record(journal: Journal, step: str, state: str, detail: str = "", lease: float = 0.0) -> None:
