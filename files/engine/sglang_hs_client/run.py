@@ -118,8 +118,13 @@ class Run:
         }
         if manifest.claim(identity):
             manifest.set("release", attached["release"])
-        self._enter_rows(manifest)
-        self._verify_done(manifest, expected)
+        if self.share:
+            # what is gone here may be another host's by now: only what is in the share is entered again
+            self._verify_done(manifest, expected)
+            self._enter_share(manifest)
+        else:
+            self._enter_rows(manifest)
+            self._verify_done(manifest, expected)
         self._count(manifest)
         counts = manifest.counts()
         if counts["bad"] > spec.error_budget:
@@ -132,7 +137,7 @@ class Run:
             self.extraction = extraction
             if self._halt is not None:
                 extraction.stop(self._halt)
-            extraction.run(self._rows(_is_pending(manifest)))
+            extraction.run(self._rows(_of_state(manifest, PENDING)))
         else:
             extraction = None
             self.numbers = manifest.get("canary") or {}
@@ -165,12 +170,9 @@ class Run:
 
     def _enter_rows(self, manifest: Manifest) -> None:
         """Fill the book with the data set's rows, once; the claimed checksum vouches for them afterwards."""
-        whose: Any = dataset.digest(self.spec.share) if self.spec.share else True
-        if manifest.get("entered") == whose:
+        if manifest.get("entered") is True:
             manifest.retry_failed()
             return
-        if self.share:
-            manifest.forget_undone()
         self.progress.say("reading the data set")
         page: List[Tuple[int, Optional[str], int, Optional[str]]] = []
 
@@ -183,16 +185,29 @@ class Run:
                 manifest.add(page)
                 page.clear()
 
-        if self.share:
-            for row in self._checked():
-                enter(row)
-        else:
-            dataset.scan(self.spec.dataset, self.spec.vocab_size, self.spec.max_prompt, self.spec.cut_to, each=enter)
+        dataset.scan(self.spec.dataset, self.spec.vocab_size, self.spec.max_prompt, self.spec.cut_to, each=enter)
         manifest.add(page)
-        manifest.set("entered", whose)
+        manifest.set("entered", True)
         manifest.commit()
         for sample in manifest.samples("bad"):
             self.output.quarantine(sample.idx, sample.reason or "", {})
+
+    def _enter_share(self, manifest: Manifest) -> None:
+        """The share as it is now: what is finished stays in the book, what is not is this share's and no other's."""
+        self.progress.say("reading this host's share of the data set")
+        manifest.forget_undone()
+        manifest.set("entered", "a share")
+        done = _of_state(manifest, DONE)
+        page: List[Tuple[int, Optional[str], int, Optional[str]]] = []
+        for row in self._checked(lambda idx: not done(idx)):
+            if isinstance(row, BadRow):  # it was none when the data set was divided
+                raise HsError(str(row), "everything: no sample was extracted", "run extract.yml anew: it divides again")
+            page.append((row.idx, row.name, len(row.input_ids), None))
+            if len(page) >= 1000:
+                manifest.add(page)
+                page.clear()
+        manifest.add(page)
+        manifest.commit()
 
     def _verify_done(self, manifest: Manifest, expected: Expected) -> None:
         """Trust no row of the book: each file must be there, of its size, with a header that fits.
@@ -334,15 +349,15 @@ def _share(spec: Spec) -> Optional[Share]:
     return share
 
 
-def _is_pending(manifest: Manifest) -> Callable[[int], bool]:
-    """Tells of each row, asked in order, whether its sample is pending: the book's pages beside the data set's rows."""
-    pending = (sample.idx for sample in manifest.samples(PENDING))
-    following = next(pending, None)
+def _of_state(manifest: Manifest, state: str) -> Callable[[int], bool]:
+    """Tells of each row, asked in order, whether its sample is in ``state``: the book's pages beside the data set's rows."""
+    found = (sample.idx for sample in manifest.samples(state))
+    following = next(found, None)
 
-    def is_pending(idx: int) -> bool:
+    def is_so(idx: int) -> bool:
         nonlocal following
         while following is not None and following < idx:
-            following = next(pending, None)
+            following = next(found, None)
         return following == idx
 
-    return is_pending
+    return is_so
