@@ -45,7 +45,9 @@ class HAProxy:
             CONFIG.format(socket=self.socket, address=address, admin=admin, port=port, servers=lines)
         )
         self.process = subprocess.Popen(
-            [PROGRAM, "-db", "-f", str(self.config)], stdout=(folder / "haproxy.log").open("wb"), stderr=subprocess.STDOUT
+            [PROGRAM, "-db", "-f", str(self.config)],
+            stdout=(folder / "haproxy.log").open("wb"),
+            stderr=subprocess.STDOUT,
         )
         until = time.monotonic() + 20
         while not self.socket.exists():

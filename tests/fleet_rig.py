@@ -39,7 +39,9 @@ class FleetRig:
 
     def rig(self, *words: str) -> str:
         """A verb of the rig."""
-        done = subprocess.run([sys.executable, str(RIG), *words], env=self.env, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(
+            [sys.executable, str(RIG), *words], env=self.env, capture_output=True, text=True, timeout=180
+        )
         if done.returncode:
             raise RuntimeError(f"rig.py {' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout
@@ -84,7 +86,14 @@ class FleetRig:
     def command(self, book: str, *words: str, **extra: Any) -> list[str]:
         """An ansible-playbook of these hosts."""
         more = ["-e", json.dumps(extra)] if extra else []
-        return [str(BIN / "ansible-playbook"), f"playbooks/{book}.yml", "-i", str(self.folder / "inventory"), *words, *more]
+        return [
+            str(BIN / "ansible-playbook"),
+            f"playbooks/{book}.yml",
+            "-i",
+            str(self.folder / "inventory"),
+            *words,
+            *more,
+        ]
 
     def play(self, book: str, *words: str, **extra: Any) -> tuple[int, str]:
         """Run it to its end: status and output."""

@@ -125,9 +125,7 @@ def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: s
 def refuse_other(host: str, output: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """HsError where a host's own folder was made by another engine, model, data set or with other boundaries than a run would use now."""
     other = [
-        key
-        for key in IDENTITY
-        if then.get(key) is not None and now.get(key) is not None and then[key] != now[key]
+        key for key in IDENTITY if then.get(key) is not None and now.get(key) is not None and then[key] != now[key]
     ]
     if other:
         told = "; ".join(

@@ -250,7 +250,9 @@ class Manifest:
     def done_rows(self, page: int = 10000) -> Iterator[Tuple[int, Optional[str], int, int, str]]:
         """(idx, file, bytes, length, sha256) of each finished sample, by idx: what a catalogue needs."""
         return (
-            row[:5] for row in self._pages("SELECT idx, file, bytes, length, sha256 FROM samples ", DONE, page) if row[4]
+            row[:5]
+            for row in self._pages("SELECT idx, file, bytes, length, sha256 FROM samples ", DONE, page)
+            if row[4]
         )
 
     def _pages(self, select: str, state: Optional[str], page: int) -> Iterator[Any]:

@@ -297,7 +297,9 @@ def _return(paths: Paths, journal: Journal, report: Report) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise HsError("{}: {}".format(argv[0], error), next="correct hs_after_returning, then run restore.yml") from error
+        raise HsError(
+            "{}: {}".format(argv[0], error), next="correct hs_after_returning, then run restore.yml"
+        ) from error
     if done.returncode:
         told = (done.stdout.strip().splitlines() or ["it said nothing"])[-1]
         raise HsError(

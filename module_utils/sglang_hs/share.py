@@ -59,9 +59,7 @@ class Share:
     def pack(self) -> str:
         """As one line of text."""
         header: Dict[str, Any] = {"host": self.host, "sha256": self.sha256, "rows": self.rows, "only": self.only}
-        return packed.pack(
-            header, {"indices": packed.column(self.indices), "lengths": packed.column(self.lengths)}
-        )
+        return packed.pack(header, {"indices": packed.column(self.indices), "lengths": packed.column(self.lengths)})
 
     @classmethod
     def unpack(cls, text: str) -> "Share":

@@ -94,7 +94,9 @@ def test_rolling_never_shows_fewer_answers_than_allowed(fleet: FleetRig, balance
     assert min(len(tick.answers) for tick in ticks) == 2, [tick for tick in ticks if len(tick.answers) < 2][:3]
     assert all(tick.answers for tick in asked), "a request through HAProxy was lost"
     # each host was away once, and never two at a time by their own journals either
-    times = {name: {(one["step"], one["state"]): one["at"] for one in steps} for name, steps in fleet.journals().items()}
+    times = {
+        name: {(one["step"], one["state"]): one["at"] for one in steps} for name, steps in fleet.journals().items()
+    }
     order = sorted(times, key=lambda name: times[name]["stop", "begun"])
     for before, after in zip(order, order[1:], strict=False):
         assert times[before]["restore: return", "done"] < times[after]["leave", "begun"]

@@ -82,8 +82,22 @@ def test_a_sample_that_two_hosts_made_is_the_same_on_both(folder: Path, catalogu
 def test_the_trainers_folder_is_made_from_all_of_it(folder: Path) -> None:
     """The exporter takes the joined folder as if one host had made it, and datasets' own format is written beside it."""
     python = cache() / "engine/venv/bin/python"
-    words = [str(python), "-m", "sglang_hs_client", "export", "--output", str(folder / "all"), "--format", "native", "--json"]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'module_utils'}:{ROOT / 'files/engine'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [
+        str(python),
+        "-m",
+        "sglang_hs_client",
+        "export",
+        "--output",
+        str(folder / "all"),
+        "--format",
+        "native",
+        "--json",
+    ]
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'module_utils'}:{ROOT / 'files/engine'}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "all/state.json").is_file()
