@@ -10,7 +10,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
-from sglang_hs.fleet import Fleet  # noqa: E402
+from sglang_hs.fleet import Fleet
 
 
 class ActionModule(ActionBase):

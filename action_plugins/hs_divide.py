@@ -11,10 +11,10 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
-from sglang_hs import joined  # noqa: E402
-from sglang_hs.errors import HsError  # noqa: E402
-from sglang_hs.fleet import Fleet  # noqa: E402
-from sglang_hs.share import Index  # noqa: E402
+from sglang_hs import joined
+from sglang_hs.errors import HsError
+from sglang_hs.fleet import Fleet
+from sglang_hs.share import Index
 
 
 class ActionModule(ActionBase):

@@ -10,8 +10,8 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
-from sglang_hs import dataset, fleet  # noqa: E402
-from sglang_hs.errors import HsError  # noqa: E402
+from sglang_hs import dataset, fleet
+from sglang_hs.errors import HsError
 
 
 class ActionModule(ActionBase):

@@ -95,7 +95,8 @@ def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: s
     """
     identity = {key: now.get(key) for key in IDENTITY}
     lengths, sizes, indices = array("I"), array("Q"), array("I")
-    hashes, files = bytearray(), {}
+    hashes = bytearray()
+    files: Dict[int, str] = {}
     folder = Path(output)
     if (folder / FILE).is_file():
         book = Manifest(folder, read_only=True)
@@ -106,10 +107,9 @@ def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: s
             root = str(folder) + os.sep
             for idx, file, size, length, sha256 in book.done_rows():
                 try:
-                    there = file is not None and os.stat(root + file).st_size == size
+                    if file is None or os.stat(root + file).st_size != size:
+                        continue
                 except OSError:
-                    there = False
-                if not there:
                     continue
                 indices.append(idx)
                 lengths.append(length)

@@ -128,7 +128,8 @@ def scan(
 ) -> Scan:
     """Read the whole data set once and sum it up; ``each`` is called with every row (the client fills its manifest so).
 
-    ``lengths`` gets the tokens of each row, 0 of one that is no sample. Without ``each`` a row that is plainly right is counted and not made; whatever is the matter with another is told by :func:`check`.
+    ``lengths`` gets the tokens of each row, 0 of one that is no sample.
+    Without ``each`` a row that is plainly right is counted and not made; whatever is the matter with another is told by :func:`check`.
     Memory: one row.
     """
     limits = Limits(vocab_size, max_prompt, cut_to)

@@ -35,7 +35,7 @@ def ask(where: str, command: str) -> str:
             talk.connect(where)
         with talk:
             talk.sendall(command.encode() + b"\n")
-            parts = []
+            parts: List[bytes] = []
             while True:
                 part = talk.recv(65536)
                 if not part:

@@ -127,13 +127,16 @@ def _steps(journal: Journal) -> List[Tuple[str, Step, float]]:
     """The steps in their order, each with the seconds within which it ends by itself: past that its program hangs."""
     settings = journal.settings
     patience = float(settings["stop_timeout"])
-    return [
+    planned: List[Tuple[str, Step, float]] = [
         ("stop extraction", _stop_extraction, 2 * (min(patience, 30) + 90) + 60),
         ("free GPUs", _free_gpus, patience + 60),
         ("restore source", _restore_source, 120),
         ("start production", _start_production, patience + 120 + (600 if settings.get("production_start") else 120)),
         ("check production", _check_production, float(settings["production_timeout"]) + 300),
-    ] + ([("return", _return, float(settings["hook_timeout"]) + 60)] if settings.get("after_returning") else [])
+    ]
+    if settings.get("after_returning"):
+        planned.append(("return", _return, float(settings["hook_timeout"]) + 60))
+    return planned
 
 
 def _record(journal: Journal, step: str, state: str, detail: str = "", lease: float = 0.0) -> None:

@@ -36,7 +36,8 @@ def begin(
 ) -> Dict[str, Any]:
     """Take the host's lock, open the journal, record production, set the guard on watch. {run_id, attached, changed}.
 
-    ``view``: what preflight found; its ``settings`` are the run's. ``share``: the host's part of the data set, packed. A run of the same operator with the same wishes that is still
+    ``view``: what preflight found; its ``settings`` are the run's.
+    ``share``: the host's part of the data set, packed. A run of the same operator with the same wishes that is still
     open is *attached to*: the steps that are done are not done again.
     """
     paths = Paths(state_dir)

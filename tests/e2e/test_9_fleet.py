@@ -16,8 +16,8 @@ from local_host import CACHE, REPO
 
 sys.path.insert(0, str(REPO))
 
-from tests.balancer import HAProxy, Prober  # noqa: E402
-from tests.fleet_rig import OUTPUT, PORT, RIG, FleetRig  # noqa: E402
+from tests.balancer import HAProxy, Prober
+from tests.fleet_rig import OUTPUT, PORT, RIG, FleetRig
 
 pytestmark = pytest.mark.long
 NAMES = {"hs-fleet-1": 74, "hs-fleet-2": 75, "hs-fleet-3": 76}
@@ -60,7 +60,7 @@ def hooks(balancer: HAProxy, back_on: str = "controller") -> dict[str, Any]:
         after = ["python3", "/var/lib/sglang-hs/lib/sglang_hs/haproxy.py", balancer.admin, server, "ready"]
     return {
         "hs_before_leaving": {"command": [sys.executable, TOOL, str(balancer.socket), server, "drain"]},
-        "hs_after_returning": {"command": after, "on": back_on},
+        "hs_after_returning": {"command": after, "where": back_on},
     }
 
 

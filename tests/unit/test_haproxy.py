@@ -33,7 +33,7 @@ class Server:
         self.go, self.slow = threading.Event(), threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(handler) -> None:  # noqa: N805
+            def do_GET(handler) -> None:
                 if handler.path == "/slow":
                     self.slow.set()
                     self.go.wait(20)
@@ -42,7 +42,7 @@ class Server:
                 handler.end_headers()
                 handler.wfile.write(name.encode())
 
-            def log_message(handler, *words: object) -> None:  # noqa: N805
+            def log_message(handler, *words: object) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
