@@ -88,7 +88,7 @@ class Tick:
 class Prober:
     """Asks every place for a generation four times a second, all at once, until it is closed. ``places``: name -> (address, port)."""
 
-    EVERY, PATIENCE = 0.25, 20.0
+    EVERY, PATIENCE = 0.25, 60.0
 
     def __init__(self, places: Mapping[str, tuple[str, int]]) -> None:
         self.places = dict(places)
