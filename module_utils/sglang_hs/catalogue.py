@@ -184,6 +184,13 @@ class Merged:
     owner: Dict[int, Tuple[int, int]]
     twice: int
 
+    def counts(self) -> Dict[str, int]:
+        """Host -> samples that are its."""
+        owned = [0] * len(self.catalogues)
+        for number, _ in self.owner.values():
+            owned[number] += 1
+        return {one.host: count for one, count in zip(self.catalogues, owned)}
+
     @property
     def tokens(self) -> int:
         """Of all samples, each once."""
@@ -253,9 +260,7 @@ def document(merged: Merged, rows: int, tokens: int) -> Dict[str, Any]:
     known: Dict[str, Optional[Any]] = {}
     for one in merged.catalogues:
         known.update({key: value for key, value in one.identity.items() if value is not None})
-    owned = [0] * len(merged.catalogues)
-    for number, _ in merged.owner.values():
-        owned[number] += 1
+    owned = merged.counts()
     return {
         "format": 1,
         "identity": known,
@@ -267,7 +272,7 @@ def document(merged: Merged, rows: int, tokens: int) -> Dict[str, Any]:
         "complete": len(merged.owner) == rows,
         "rows": "catalogue.jsonl",
         "hosts": {
-            one.host: {"output": one.output, "samples": owned[number], "finished": len(one.indices)}
-            for number, one in enumerate(merged.catalogues)
+            one.host: {"output": one.output, "samples": owned[one.host], "finished": len(one.indices)}
+            for one in merged.catalogues
         },
     }

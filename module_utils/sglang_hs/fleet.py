@@ -16,6 +16,7 @@ import json
 import os
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
@@ -140,6 +141,7 @@ class Fleet:
             return {"parts": {}, "refused": refused, "lines": [], "key": key, "lost": []}
         merged = catalogue.merge(accepted + kept)
         open_shares = {one.host: Share.unpack(one.share) for one in accepted if one.share}
+        owned = merged.counts()
         taken = set(merged.owner)
         for share in open_shares.values():
             taken.update(share.indices)
@@ -157,7 +159,7 @@ class Fleet:
             file, only = rows.get(one.host, ("", ""))
             if one.run:
                 only = open_shares[one.host].only if one.host in open_shares else ""
-            share = Share(share.host, share.sha256, share.rows, share.indices, share.lengths, only)
+            share = replace(share, only=only, owned=owned[one.host])
             path = self.folder / key / "share" / (safe(one.host) + ".txt")
             write(path, share.pack())
             done = len(one.indices)

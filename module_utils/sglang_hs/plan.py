@@ -37,8 +37,11 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float, share
 
     ``share``: the host's part of the data set, packed; the data set is then not read.
     """
+    counts = True  # whether anybody will read what this host has
     if share:
-        found = _of_share(settings, Share.unpack(share))
+        part = Share.unpack(share)
+        found = _of_share(settings, part)
+        counts = part.owned > 0
     else:
         found = dataset.scan(
             settings["dataset"], settings["model"]["vocab_size"], settings["max_prompt"], settings["cut_to"]
@@ -66,7 +69,7 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float, share
     left = max(found.tokens - done["tokens"], 0)
     each = token_bytes(settings)
     work = done["samples"] < found.samples
-    undescribed = bool(found.samples) and not work and not _described(Path(settings["output_dir"]))
+    undescribed = counts and not work and not _described(Path(settings["output_dir"]))
     work = work or undescribed
     answer: Dict[str, Any] = dict(found.facts(), done=done["samples"], left_tokens=left, bytes=left * each, work=work)
     answer.update(done_tokens=done["tokens"], done_bytes=done["bytes"])

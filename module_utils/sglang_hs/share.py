@@ -46,7 +46,7 @@ class Index:
 class Share:
     """A host's part. rows: of the whole data set; indices ascending, lengths in tokens beside them.
 
-    only: sha256 of the file that holds these rows and no others, in this order; empty: the file is the whole data set.
+    owned: finished samples that the catalogue over all hosts gives to this one. only: sha256 of the file that holds these rows and no others, in this order; empty: the file is the whole data set.
     """
 
     host: str
@@ -55,10 +55,12 @@ class Share:
     indices: "array[int]"
     lengths: "array[int]"
     only: str = ""
+    owned: int = 0
 
     def pack(self) -> str:
         """As one line of text."""
         header: Dict[str, Any] = {"host": self.host, "sha256": self.sha256, "rows": self.rows, "only": self.only}
+        header["owned"] = self.owned
         return packed.pack(header, {"indices": packed.column(self.indices), "lengths": packed.column(self.lengths)})
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +257,12 @@ def test_a_plan_of_a_share_reads_no_data_set(tmp_path: Path) -> None:
     }
     found = plan.look(settings, False, 0, Share.of("a", INDEX, range(40)).pack())
     assert (found["samples"], found["done"], found["work"], found["tokens"]) == (40, 10, True, sum(LENGTHS[:40]))
-    found = plan.look(settings, False, 0, Share.of("a", INDEX, range(10)).pack())
+    found = plan.look(settings, False, 0, replace(Share.of("a", INDEX, range(10)), owned=10).pack())
     assert found["work"] is False
+    # not described: its own samples want to be, those that others have too do not
+    (tmp_path / "a/samples.jsonl").unlink()
+    assert plan.look(settings, False, 0, replace(Share.of("a", INDEX, range(10)), owned=1).pack())["work"] is True
+    assert plan.look(settings, False, 0, Share.of("a", INDEX, range(10)).pack())["work"] is False
     nothing = plan.look({**settings, "output_dir": str(tmp_path / "b")}, False, 0, Share.of("b", INDEX, ()).pack())
     assert (nothing["work"], nothing["samples"]) == (False, 0)
     with pytest.raises(HsError, match="its server takes 6"):
