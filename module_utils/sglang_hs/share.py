@@ -46,7 +46,8 @@ class Index:
 class Share:
     """A host's part. rows: of the whole data set; indices ascending, lengths in tokens beside them.
 
-    owned: finished samples that the catalogue over all hosts gives to this one. only: sha256 of the file that holds these rows and no others, in this order; empty: the file is the whole data set.
+    only: sha256 of the file that holds these rows and no others, in this order; empty: the file is the whole data set.
+    owned: finished samples that the catalogue over all hosts gives to this one.
     """
 
     host: str
