@@ -22,6 +22,7 @@ defaults
     timeout connect 5s
     timeout client 60s
     timeout server 60s
+    timeout check 30s
 frontend models
     bind 127.0.0.1:{port}
     default_backend sglang
@@ -39,7 +40,7 @@ class HAProxy:
         self, folder: Path, servers: Mapping[str, str], port: int, admin: int, address: str = "127.0.0.1"
     ) -> None:
         self.socket, self.port, self.admin = folder / "admin.sock", port, f"{address}:{admin}"
-        lines = "\n".join(f"    server {name} {where} check inter 500ms" for name, where in servers.items())
+        lines = "\n".join(f"    server {name} {where} check inter 500ms fall 20" for name, where in servers.items())
         self.config = folder / "haproxy.cfg"
         self.config.write_text(
             CONFIG.format(socket=self.socket, address=address, admin=admin, port=port, servers=lines)

@@ -70,7 +70,13 @@ def play(folder: Path, source: str, sha256: str = "", rows: str = "") -> tuple[i
         "-c",
         "local",
     ]
-    env = {**os.environ, "HOME": str(folder), "ANSIBLE_HOME": str(folder), "ANSIBLE_CONFIG": str(REPO / "ansible.cfg")}
+    env = {
+        **os.environ,
+        "HOME": str(folder),
+        "ANSIBLE_HOME": str(folder),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+    }
     done = subprocess.run(
         [*words, "-e", json.dumps(extra)], cwd=REPO, env=env, capture_output=True, text=True, timeout=120
     )

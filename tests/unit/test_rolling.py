@@ -78,6 +78,7 @@ def test_after_one_that_did_not_come_back_nobody_leaves(tmp_path: Path, broken: 
         "HOME": str(tmp_path),
         "ANSIBLE_HOME": str(tmp_path),
         "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "default",
     }
     words = [str(Path(sys.executable).parent / "ansible-playbook"), str(tmp_path / "play.yml")]
     words += ["-i", str(tmp_path / "hosts.yml"), "-e", f"broken={broken}"]
