@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
-from sglang_hs.fleet import Fleet
+from sglang_hs.fleet import Fleet, key_of
 
 
 class ActionModule(ActionBase):
-    """hs_catalogue: {dir, host, output_dir, state_dir, settings, dataset_sha256}."""
+    """hs_catalogue: {dir, host, output_dir, state_dir, settings, dataset_sha256, keep}."""
 
     TRANSFERS_FILES = False
 
@@ -25,5 +26,8 @@ class ActionModule(ActionBase):
         text = result.pop("catalogue", None)
         result.pop("invocation", None)
         if text and not result.get("failed"):
-            Fleet(self._task.args["dir"]).keep_now(self._task.args["host"], text)
+            fleet = Fleet(self._task.args["dir"])
+            fleet.keep_now(self._task.args["host"], text)
+            if boolean(self._task.args.get("keep", False)) and result["identity"].get("dataset_sha256"):
+                fleet.keep(key_of(result["identity"]), fleet.present([self._task.args["host"]]))
         return result

@@ -16,6 +16,7 @@ options:
   output_dir: {description: The output folder., type: path, required: true}
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
   settings: {description: 'The settings that M(hs_preflight) returned in its view; without them the book alone is asked.', type: dict, default: {}}
+  keep: {description: 'The host was not refused: keep it with the others'' of its data set at once.', type: bool, default: false}
   dataset_sha256:
     description: Of the data set, where it does not lie on the host yet; else the host's own is read.
     type: str
@@ -72,11 +73,12 @@ def work(module: AnsibleModule) -> dict:
         try:
             share = (journal.folder / SHARE).read_text(encoding="ascii")
         except FileNotFoundError:
-            raise HsError(
-                "run {} is open on {} and extracts the whole data set".format(journal.run_id, given["host"]),
-                "everything: that run goes on",
-                "go on with it alone (hs_fleet=false and --limit), or end it with playbooks/restore.yml",
-            ) from None
+            if settings:
+                raise HsError(
+                    "run {} is open on {} and extracts the whole data set".format(journal.run_id, given["host"]),
+                    "everything: that run goes on",
+                    "go on with it alone (hs_fleet=false and --limit), or end it with playbooks/restore.yml",
+                ) from None
     found = catalogue.take(given["host"], given["output_dir"], now, journal.run_id if journal else "", share)
     return {
         "changed": False,
@@ -96,6 +98,7 @@ def main() -> None:
             "output_dir": {"type": "path", "required": True},
             "state_dir": {"type": "path", "required": True},
             "settings": {"type": "dict", "default": {}},
+            "keep": {"type": "bool", "default": False},
             "dataset_sha256": {"type": "str", "default": ""},
         },
         work,

@@ -81,7 +81,7 @@ class Fleet:
         without = set(but)
         return [one for one in found if one.host not in without]
 
-    def _keep(self, key: str, catalogues: Iterable[Catalogue]) -> None:
+    def keep(self, key: str, catalogues: Iterable[Catalogue]) -> None:
         """What was just taken of these hosts is what is kept of them."""
         for one in catalogues:
             name = safe(one.host) + ".txt"
@@ -136,7 +136,7 @@ class Fleet:
             # the data set was read on a host that is refused: its rows are not the others'
             raise HsError(refused[min(refused)] if refused else "the index is of another data set")
         accepted = [one for one in present if one.host not in refused]
-        self._keep(key, accepted)
+        self.keep(key, accepted)
         if not accepted:
             return {"parts": {}, "refused": refused, "lines": [], "key": key, "lost": []}
         merged = catalogue.merge(accepted + kept)
@@ -220,7 +220,7 @@ class Fleet:
         present = self.present(hosts)
         identity = catalogue.reference(present).identity
         key, index = key_of(identity), self._index(identity)
-        self._keep(key, present)
+        self.keep(key, present)
         merged = catalogue.merge(present + self.kept(key, [one.host for one in present]))
         rows = (len(index.lengths) - index.bad_total, sum(index.lengths))
         document = catalogue.document(merged, *rows)

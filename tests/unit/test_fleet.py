@@ -110,6 +110,17 @@ def test_a_lost_host_keeps_what_it_had_until_it_is_forgotten(fleet: Fleet, tmp_p
         fleet.divide(INDEX, {"b": 1.0}, forget=["a"])
 
 
+def test_what_a_host_had_at_the_end_of_its_run_counts_though_it_is_lost_before_the_next(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    taken(fleet, "a", tmp_path / "a")
+    taken(fleet, "b", tmp_path / "b")
+    key = str(fleet.divide(INDEX, dict.fromkeys("ab", 1.0))["key"])
+    taken(fleet, "a", folder(tmp_path / "later", range(7)))
+    fleet.keep(key, fleet.present("a"))
+    assert share(fleet.divide(INDEX, {"b": 1.0}), "b") == list(range(7, 120))
+
+
 def test_an_open_run_keeps_its_share(fleet: Fleet, tmp_path: Path) -> None:
     for host in "ab":
         taken(fleet, host, folder(tmp_path / host, range(0)))
