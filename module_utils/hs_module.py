@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_hs.errors import HsError
+from ansible.module_utils.sglang_hs.errors import HsError, told
 
 
 def run(argument_spec: Dict[str, Any], work: Callable[[AnsibleModule], Dict[str, Any]]) -> None:
@@ -16,10 +16,6 @@ def run(argument_spec: Dict[str, Any], work: Callable[[AnsibleModule], Dict[str,
     except HsError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(
-            msg="{}\nNext: look at that file or folder's owner, mode and file system; nothing else was changed by this step".format(
-                error
-            )
-        )
+        module.fail_json(msg=str(told(error)))
     else:
         module.exit_json(**result)

@@ -24,9 +24,11 @@ def write_text(path: Path, text: str, mode: int = 0o600) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, str(path))
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno and not error.filename:  # a full disk does not say where
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

@@ -135,9 +135,15 @@ def _expected(settings: Mapping[str, Any], left: int) -> str:
             around = times[("restore", "done")] - closed["opened"] - took
             work, window = left * took / tokens, float(settings["window_s"])
             # each window loads both servers anew, and leaves time for production to load before its end
-            count = math.ceil(work / max(window - 1.25 * around, 1.0))
+            room = window - 1.25 * around
+            count = math.ceil(work / max(room, 1.0))
             told = "about {} with production down for all but the first seconds ({:,.0f} tokens/s and {} of loading in run {})"
             said = told.format(duration(count * around + work), tokens / took, duration(around), folder.name)
+            if count > 1 and room < window / 4:
+                told = "a window of {} leaves {} for it beside the loading: give it a longer one (hs_window)"
+                return "{} of work; {}".format(
+                    duration(work), told.format(settings["window"], duration(max(room, 0.0)))
+                )
             return said + ("; {} windows of {}".format(count, settings["window"]) if count > 1 else "")
     return "not known before the first complete run on this host"
 

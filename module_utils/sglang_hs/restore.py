@@ -20,14 +20,17 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from . import ending, fsio, procs, production, server, shm, spawn, steps
 from .errors import HsError
 from .jobs import Job
-from .journal import Journal, Paths, boot_id
+from .journal import Journal, Paths, boot_id, closed_runs
 
 RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
 RETRY_AFTER = 60.0
 STEP_PATIENCE = 180.0  # for a forward step of the run that is at work when a restore begins
+TIMER = "sglang-hs-guard.timer"
+GUARD_PERIOD = 30.0  # it looks more often than that
 BEGIN_PATIENCE = 30.0  # for a run that is beginning: it measures production's decode rate meanwhile
 SLOWER = 0.95  # of the decode rate before the run: told, not fatal
 STRANGER_PATIENCE = 60.0  # for whoever else listens on production's port; it may be a server that warms up, production itself cannot come
+SYSTEMCTL_PATIENCE = 25.0
 UNIT_FOLDERS = ("/run/systemd/system", "/etc/systemd/system")
 
 
@@ -109,14 +112,15 @@ def _restore(paths: Paths, journal: Journal, why: str, report: Report) -> None:
             return
         _record(journal, "restore", "done", why)
         report.changed = True
+        with contextlib.suppress(OSError):
+            _keep_result(paths, journal)
+        # first closed, then unguarded: whoever dies between the two leaves a free host, and a guard that takes itself away
+        journal.close("restored", why)
         try:
             _disarm()
         except (OSError, subprocess.SubprocessError) as error:
             # production is back and the guard does nothing without a journal, so this is no reason to hold the host
             report.say("could not take the guard's units away ({}); the next run, or restore, does".format(error))
-        with contextlib.suppress(OSError):
-            _keep_result(paths, journal)
-        journal.close("restored", why)
         report.say("run {} is closed, the host is free".format(journal.run_id))
 
 
@@ -317,17 +321,21 @@ def _disarm() -> None:
     """Take the guard away: with systemd its timer and every unit of the run; without, it ends by itself with the journal."""
     if not production.has_units():
         return
+    _systemctl("disable", "--now", TIMER)
+    for unit in _unit_files():
+        unit.unlink()
+    _systemctl("daemon-reload")
+    _systemctl("reset-failed", "sglang-hs-*")
+
+
+def _systemctl(*words: str) -> None:
+    """Best effort, and bounded: what is wrong is seen by its outcome."""
     subprocess.run(
-        ["systemctl", "disable", "--now", "sglang-hs-guard.timer"],
+        ["systemctl", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=False,
-    )
-    for unit in _unit_files():
-        unit.unlink()
-    subprocess.run(["systemctl", "daemon-reload"], check=False)
-    subprocess.run(
-        ["systemctl", "reset-failed", "sglang-hs-*"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        timeout=SYSTEMCTL_PATIENCE,
     )
 
 
@@ -428,7 +436,10 @@ def guard_once(state_dir: str) -> Optional[Report]:
     paths = Paths(state_dir)
     journal = Journal.load(paths)
     if journal is None:
-        return Report() if paths.lock.exists() and time.time() - paths.lock.stat().st_mtime < 60 else None
+        if paths.lock.exists():
+            return Report() if time.time() - paths.lock.stat().st_mtime < 60 else None
+        _left_behind(paths)
+        return None
     if journal.restoring and fsio.held(paths.restoring):
         return _hung(paths, journal) or Report()  # a restore is at work
     why = due(journal, time.time())
@@ -437,20 +448,41 @@ def guard_once(state_dir: str) -> Optional[Report]:
     return restore(state_dir, "guard: " + why, journal.run_id)
 
 
+def _left_behind(paths: Paths) -> None:
+    """Take away the units of a run that is closed, whose restore was ended before it could; end one that hangs there."""
+    if not (production.has_units() and _unit_files()):
+        return
+    if fsio.held(paths.restoring):
+        closed = [float(run["closed"]["at"]) for run in closed_runs(paths) if "closed" in run]
+        if closed and time.time() > max(closed) + 5 * SYSTEMCTL_PATIENCE:
+            _end_holder(paths)
+        return
+    # whoever begins a run holds it until the journal is there, and writes units only then
+    with contextlib.suppress(HsError, OSError, subprocess.SubprocessError), fsio.mutex(paths.mutex, BEGIN_PATIENCE):
+        if _unit_files() and not paths.journal.exists() and not paths.lock.exists():
+            _disarm()
+
+
 def _hung(paths: Paths, journal: Journal) -> Optional[Report]:
     """End a restore that is past its step's lease: each step is bounded, so that program is stopped or stuck. The next look restores."""
     if time.time() < journal.document["lease"]["until"]:
         return None
+    process = _end_holder(paths)
+    if process is None:
+        return None
+    report = Report()
+    report.say("ended a restore that hung at {!r}: {}".format(journal.document["lease"]["step"], process.describe()))
+    return report
+
+
+def _end_holder(paths: Paths) -> Optional[procs.Process]:
+    """SIGKILL to the restore at work, by what it wrote into its lock; None where that is not to be told, or it is this process."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         holder = json.loads(paths.restoring.read_text())
         process = procs.read(int(holder["pid"]))
         if process is not None and process.start == int(holder["start"]) and process.pid != os.getpid():
             procs.signal_process(process, signal.SIGKILL)
-            report = Report()
-            report.say(
-                "ended a restore that hung at {!r}: {}".format(journal.document["lease"]["step"], process.describe())
-            )
-            return report
+            return process
     return None
 
 
@@ -467,6 +499,24 @@ def guard(state_dir: str, period: float = 1.0) -> None:
         for line in report.lines + report.failures:
             print("{} {}".format(time.strftime("%H:%M:%S"), line), flush=True)
         time.sleep(period)
+
+
+def guard_state(journal: Journal) -> Dict[str, Any]:
+    """{kind: timer or process, alive, detail}. The journal knows a guard that is a process; a timer is systemd's."""
+    known = journal.document.get("guard") or {}
+    if known:
+        alive = procs.alive(known["pid"], known["start"])
+        return {
+            "kind": "process",
+            "alive": alive,
+            "detail": "pid {}{}".format(known["pid"], "" if alive else " is gone"),
+        }
+    if not production.has_units():
+        return {"kind": "process", "alive": False, "detail": "it was never started"}
+    words = ["systemctl", "is-active", TIMER]
+    out = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
+    state = out.decode().strip() or "unknown"
+    return {"kind": "timer", "alive": state == "active", "detail": "{} is {}".format(TIMER, state)}
 
 
 def may_end(state_dir: str, operator: str, take_over: bool) -> None:
@@ -526,10 +576,23 @@ def outcome(state_dir: str) -> Dict[str, Any]:
         return {"finished": False, "failed": False, "line": "{} {}".format(last["step"], last["state"]), "lines": []}
     if journal is None:
         return {"finished": True, "failed": False, "line": "the run is closed", "lines": ["the run is closed"]}
-    last_words = " | ".join(ending.last_lines(paths.state / "restore.log", 4))
+    last_words = " | ".join(ending.last_lines(paths.state / "restore.log", 4)) or "it said nothing"
+    if _taken_on(journal, time.time()):
+        line = "the restore program was ended from outside ({}); the guard begins it again in a moment".format(
+            last_words
+        )
+        return {"finished": False, "failed": False, "line": line, "lines": []}
     return {
         "finished": True,
         "failed": True,
-        "line": "the restore program ended without a report: {}".format(last_words),
+        "line": "the restore program was ended without a report ({}) and nobody begins it again; next, run playbooks/restore.yml".format(
+            last_words
+        ),
         "lines": [],
     }
+
+
+def _taken_on(journal: Journal, now: float) -> bool:
+    """Whether the guard will go on with a restore whose program is gone: it waits for the lease of the step that was at work."""
+    due_by = journal.document["lease"]["until"] + GUARD_PERIOD
+    return journal.last("restore") == "begun" and now < due_by and bool(guard_state(journal)["alive"])

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import fsio, procs, production, restore, server, source_edit, watching
+from . import fsio, production, restore, server, source_edit, watching
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id, closed_runs
-
-TIMER = "sglang-hs-guard.timer"
 
 
 def look(state_dir: str) -> Dict[str, Any]:
@@ -97,7 +94,7 @@ def _run(journal: Journal) -> Dict[str, Any]:
         "lease": document["lease"],
         "restore_by": journal.restore_by,
         "other_boot": document["boot_id"] != boot_id(),
-        "guard": _guard(journal),
+        "guard": restore.guard_state(journal),
         "folder": str(journal.folder),
     }
     found.update({key: document.get(key) for key in ("run_id", "operator", "opened", "deadline")})
@@ -115,24 +112,6 @@ def _run(journal: Journal) -> Dict[str, Any]:
     except HsError as error:
         found["progress"] = str(error).split("\n")[0]
     return found
-
-
-def _guard(journal: Journal) -> Dict[str, Any]:
-    """{kind: timer or process, alive, detail}. The journal knows a guard that is a process; a timer is systemd's."""
-    known = journal.document.get("guard") or {}
-    if known:
-        alive = procs.alive(known["pid"], known["start"])
-        return {
-            "kind": "process",
-            "alive": alive,
-            "detail": "pid {}{}".format(known["pid"], "" if alive else " is gone"),
-        }
-    if not production.has_units():
-        return {"kind": "process", "alive": False, "detail": "it was never started"}
-    words = ["systemctl", "is-active", TIMER]
-    out = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
-    state = out.decode().strip() or "unknown"
-    return {"kind": "timer", "alive": state == "active", "detail": "{} is {}".format(TIMER, state)}
 
 
 def _restore(paths: Paths, journal: Optional[Journal]) -> Dict[str, Any]:

@@ -85,6 +85,22 @@ def _begun(journal: Journal, step: str) -> float:
 # -- the launch --------------------------------------------------------------------------------------------------------
 
 
+def _unattached(journal: Journal) -> str:
+    """Why a server that serves has no capture."""
+    from . import source_edit  # see steps.engine_file
+
+    if not journal.settings["no_touch"]:
+        try:
+            file = steps.engine_file(journal.paths, journal.settings)
+        except source_edit.EditRefused as error:
+            return str(error).replace("\n", "; ")
+        if file["state"] != source_edit.PATCHED:
+            return "{} is no longer as it was edited in this run ({}); was the package upgraded meanwhile?".format(
+                file["path"], file["state"]
+            )
+    return "the model that it serves is not SGLang's own DeepseekV2Model"
+
+
 def ready(journal: Journal) -> Dict[str, Any]:
     """Whether the extraction server is. Ready = every rank's helper attached, and real generations."""
     settings = journal.settings
@@ -107,11 +123,8 @@ def ready(journal: Journal) -> Dict[str, Any]:
     url = "http://127.0.0.1:{}".format(settings["extraction_port"])
     if len(ranks) < int(settings["tensor_parallel"]):
         if procs.listeners(int(settings["extraction_port"])) and server.healthy(url, timeout=10) is None:
-            line = (
-                "the extraction server generates, but the capture is attached on {} of its {} ranks: the model that it "
-                "serves is not SGLang's own DeepseekV2Model. Its log: {}"
-            )
-            return dict(over, line=line.format(len(ranks), settings["tensor_parallel"], job.log))
+            line = "the extraction server generates, but the capture is attached on {} of its {} ranks: {}. Its log: {}"
+            return dict(over, line=line.format(len(ranks), settings["tensor_parallel"], _unattached(journal), job.log))
         return launching(journal)
     for rank in ranks:
         said = fsio.read_json(rank) or {}

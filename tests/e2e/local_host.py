@@ -23,6 +23,7 @@ from sglang_hs import procs, server
 REPO = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 # before a test changes HOME
+FORMATS = ["native", "speculators-pt", "specforge", "modelopt"]
 CACHE = Path(
     os.environ.get("HS_CACHE")
     or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-hidden-states"

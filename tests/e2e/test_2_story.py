@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from local_host import CACHE, REPO, Host
+from local_host import CACHE, FORMATS, REPO, Host
 from sglang_hs import fsio, procs, server
 
 
@@ -72,7 +72,7 @@ def fresh(host: Host) -> Iterator[None]:
 def test_extract_then_again_then_restore(host: Host) -> None:
     before = host.signature()
     # for every format: both final states, each compared below
-    extra = {"hs_formats": ["native", "speculators-pt", "specforge", "modelopt"]}
+    extra = {"hs_formats": FORMATS}
     played = host.play("extract", extra=extra)
     assert played.code == 0, played.out
     host.assert_back(before)

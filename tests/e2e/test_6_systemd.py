@@ -142,13 +142,25 @@ def remote(host: Host) -> Iterator[Remote]:
 
 
 def test_kill_9_of_the_controller_the_timer_brings_production_back(remote: Remote) -> None:
+    # A restore takes the guard's unit away at its end; what systemd then holds of a start that goes on is its default, 90 s.
+    # Production of this host is back sooner than that, a large model's is not.
+    remote.shell(
+        "mkdir -p /etc/systemd/system.conf.d && printf '[Manager]\\nDefaultTimeoutStartSec=5s\\n' "
+        "> /etc/systemd/system.conf.d/short.conf && systemctl daemon-reexec"
+    )
     playing = remote.begin()
     remote.seen("the client starts")
     os.killpg(playing.pid, signal.SIGKILL)
     playing.wait()
+    remote.shell("cp /etc/systemd/system/sglang-hs-guard.* /var/tmp/")
     assert remote.back() == "guard: the extraction ended and nobody brought production back"
     remote.assert_as_before()
     assert remote.samples() == 64
+    # as a restore leaves it that is ended between the run's close and its own end: the guard takes itself away
+    remote.shell("cp /var/tmp/sglang-hs-guard.* /etc/systemd/system/; systemctl daemon-reload")
+    remote.shell("systemctl enable --now sglang-hs-guard.timer")
+    remote.shell("for i in $(seq 120); do ls /etc/systemd/system/sglang-hs-* || exit 0; sleep 1; done; exit 1")
+    remote.assert_as_before()
 
 
 def test_a_link_that_is_cut_for_a_while_is_waited_out_also_by_a_user_with_sudo(remote: Remote) -> None:
@@ -164,12 +176,11 @@ def test_a_link_that_is_cut_for_a_while_is_waited_out_also_by_a_user_with_sudo(r
     assert remote.samples() == 64
 
 
-@pytest.mark.long  # not seen green yet
 def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote) -> None:
     """With systemd on the host, which is not theirs to use: sessions instead of units; the engine's folder is theirs to write to."""
     remote.shell(OP + "rm -f /etc/sudoers.d/op")
     source = json.loads((text := remote.run("cat", "/etc/hs-verify.json"))[text.index("{") :])["source"]
-    words = f"{source}/srt/models {source}/srt/models/deepseek_v2.py"
+    words = f"{source}/srt/models {source}/srt/models/__pycache__ {source}/srt/models/deepseek_v2.py"
     remote.shell(f"chown op:op {words}; chmod -R a+rX $(dirname {source})")
     mine = {
         "hs_production_port": 30100,

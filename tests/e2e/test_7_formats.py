@@ -5,21 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from local_host import CACHE, Host
+from local_host import CACHE, FORMATS, Host
 from trainers import PATHS, judged
 
-FORMATS = ["native", "speculators-pt", "specforge", "modelopt"]
 DATASET = CACHE / "engine/dataset.jsonl"
-
-
-@pytest.fixture(scope="module")
-def finished(host: Host) -> Path:
-    """The output of a real run for every format: the one that test_2 keeps, or one made here."""
-    if not host.finished.is_dir():
-        played = host.play("extract", extra={"hs_formats": FORMATS, "hs_output_dir": str(host.finished)})
-        assert played.code == 0, played.out
-        host.keep_page()
-    return host.finished
 
 
 def exported(finished: Path, name: str) -> Path:

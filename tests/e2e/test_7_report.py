@@ -7,20 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 from local_host import Host
-
-FORMATS = ["native", "speculators-pt", "specforge", "modelopt"]
-
-
-@pytest.fixture(scope="module")
-def finished(host: Host) -> Path:
-    """The output of a real run: the one that test_2 keeps, or one made here."""
-    if not host.finished.is_dir():
-        played = host.play("extract", extra={"hs_formats": FORMATS, "hs_output_dir": str(host.finished)})
-        assert played.code == 0, played.out
-        host.keep_page()
-    return host.finished
 
 
 def page(host: Host, run_id: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import fsio, steps
+from sglang_hs import errors, fsio, steps
 from sglang_hs.errors import HsError
 from sglang_hs.journal import Journal, Paths
 
@@ -144,3 +145,17 @@ def test_the_mutex_is_freed_by_its_holders_death(tmp_path: Path) -> None:
     holder.wait()
     with fsio.mutex(path):
         assert os.path.exists(path)
+
+
+def test_a_refusal_of_the_system_names_the_file_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as write and fsync raise it: without a name
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as met:
+        fsio.write_json(tmp_path / "journal.json", {})
+    message = str(errors.told(met.value))
+    assert message.startswith(f"{tmp_path}/journal.json: No space left on device\nLeft as it was: ")
+    assert "Next: free some space on its file system" in message
+    assert list(tmp_path.iterdir()) == []
+    assert "owner, mode" in str(errors.told(PermissionError(errno.EACCES, "no", "/etc/x")))

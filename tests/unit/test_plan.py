@@ -99,3 +99,8 @@ def test_the_time_is_that_of_the_last_complete_run_and_counts_the_windows(
     assert line.startswith("about " + told), line
     windows = {100.0: None, 6 / 9000: "; 3 windows of 1h", 6 / 36000: "; 11 windows of 1h"}[speed]
     assert line.endswith(windows) if windows else "windows" not in line
+    # a window that is hardly longer than the loading is told as that, not as hundreds of windows
+    settings.update(window="130s", window_s=130.0)
+    short = plan.look(settings, False, 0.0)["time_line"]
+    wanted = "a window of 130s leaves 5 s for it beside the loading: give it a longer one (hs_window)"
+    assert short.endswith(wanted) if windows else "leaves" not in short, short

@@ -215,13 +215,22 @@ def test_a_server_that_generates_without_the_capture_is_refused_at_once(journal:
     dumps = tmp_path / "dumps"
     steps.dump_folder(dumps, os.getuid(), os.getgid())
     with ThreadingHTTPServer(("127.0.0.1", 0), Generates) as server:
-        journal.document["settings"].update(tensor_parallel=1, dump_dir=str(dumps), extraction_port=1)
+        model_file = tmp_path / "deepseek_v2.py"
+        model_file.write_text("# the next release\n")
+        engine = {"model_file": str(model_file)}
+        settings = {"tensor_parallel": 1, "dump_dir": str(dumps), "extraction_port": 1, "engine": engine}
+        journal.document["settings"].update(settings, no_touch=True)
         found = watching.ready(journal)
         assert (found["finished"], found["failed"], found["phase"]) == (False, False, "memory pool 0")
         assert found["line"].startswith("launch: memory pool | capture attached on 0 of 1 ranks | ")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         journal.document["settings"]["extraction_port"] = server.server_address[1]
         found = watching.ready(journal)
+        journal.document["settings"]["no_touch"] = False
+        upgraded = watching.ready(journal)
         server.shutdown()
     assert (found["finished"], found["failed"]) == (True, True)
-    assert "generates, but the capture is attached on 0 of its 1 ranks" in found["line"]
+    assert (
+        "generates, but the capture is attached on 0 of its 1 ranks: the model that it serves is not" in found["line"]
+    )
+    assert f"{model_file} is no longer as it was edited in this run (pristine); was the package up" in upgraded["line"]

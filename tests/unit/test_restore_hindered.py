@@ -171,3 +171,31 @@ def test_the_lock_of_a_run_that_is_just_beginning_is_left_alone(
     assert journal.paths.lock.exists()
     assert "a run is beginning right now; it is left alone" in report.lines
     assert not report.changed
+
+
+def test_whoever_waits_for_a_restore_that_was_killed_waits_for_the_guards(journal: Journal) -> None:
+    state = str(journal.paths.state)
+    journal.record("restore", "begun", lease=60)  # and its program is gone
+    alone = restore.outcome(state)
+    assert (alone["finished"], alone["failed"]) == (True, True)
+    assert "nobody begins it again; next, run playbooks/restore.yml" in alone["line"]
+    me = procs.read(os.getpid())
+    assert me is not None
+    journal.document["guard"] = {"pid": me.pid, "start": me.start}  # this test plays the guard
+    journal.save()
+    waits = restore.outcome(state)
+    assert (waits["finished"], waits["failed"]) == (False, False)
+    assert "the guard begins it again in a moment" in waits["line"]
+    assert restore.guard_once(state) is not None
+    over = restore.outcome(state)
+    assert (over["finished"], over["failed"], over["line"]) == (True, False, "the run is closed")
+
+
+def test_a_restore_that_the_guard_does_not_take_on_in_time_has_failed(journal: Journal) -> None:
+    me = procs.read(os.getpid())
+    assert me is not None
+    journal.document["guard"] = {"pid": me.pid, "start": me.start}
+    journal.record("restore", "begun", lease=60)
+    journal.document["lease"]["until"] = time.time() - restore.GUARD_PERIOD - 1
+    journal.save()
+    assert restore.outcome(str(journal.paths.state))["failed"]

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from . import table
-from .cell import all_cells, named, play
+from .cell import Result, all_cells, named, paired, play
 from .faults import FAULTS
 from .host import REPO, RIG, FaultHost
 
@@ -34,6 +34,7 @@ def main() -> int:
         help="these cells, - for a blank; STEP: or :FAULT for all of one step or fault",
     )
     parser.add_argument("--again", action="store_true", help="also those that are green")
+    parser.add_argument("--apart", action="store_true", help="each cell in a run of its own")
     parser.add_argument("--list", action="store_true", help="say what would be played")
     parser.add_argument("--minutes", type=float, default=0, help="begin no cell after that time")
     parser.add_argument("--octet", type=int, default=61, help="last part of the first host's address")
@@ -61,9 +62,11 @@ def main() -> int:
     if able.returncode:
         print(able.stdout + able.stderr)
         return 3
-    todo: queue.Queue[tuple[str, str]] = queue.Queue()
-    for cell in cells:
-        todo.put(cell)
+    todo: queue.Queue[tuple[tuple[str, str], ...]] = queue.Queue()
+    runs = [(cell,) for cell in cells] if given.apart else paired(cells)
+    for run in runs:
+        todo.put(run)
+    print(f"in {len(runs)} runs", flush=True)
     stop, writing = threading.Event(), threading.Lock()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     until = time.monotonic() + given.minutes * 60 if given.minutes else float("inf")
@@ -83,7 +86,7 @@ def main() -> int:
                     until,
                 ),
             )
-            for number in range(min(given.hosts, len(cells)))
+            for number in range(min(given.hosts, len(runs)))
         ]
         for thread in threads:
             thread.start()
@@ -112,7 +115,7 @@ def _work(
     octet: int,
     folder: Path,
     cache: Path,
-    todo: queue.Queue[tuple[str, str]],
+    todo: queue.Queue[tuple[tuple[str, str], ...]],
     results: dict[str, dict[str, object]],
     writing: threading.Lock,
     stop: threading.Event,
@@ -123,7 +126,7 @@ def _work(
     try:
         while not stop.is_set() and time.monotonic() < until:
             try:
-                step, fault = todo.get_nowait()
+                run = todo.get_nowait()
             except queue.Empty:
                 return
             begun = time.monotonic()
@@ -131,36 +134,29 @@ def _work(
                 if host is None:
                     host = FaultHost(name, octet, folder, cache)
                     host.up()
-                found = play(host, (step, FAULTS[fault])).as_dict()
+                found = play(host, *((step, FAULTS[fault]) for step, fault in run)).as_dict()
             except Exception as error:
-                found = {
-                    "step": step,
-                    "fault": fault,
-                    "problems": [f"the test itself: {type(error).__name__}: {error}"],
-                    "notes": [],
-                    "back": 0,
-                    "mended": False,
-                    "code": None,
-                    "accepted": 0,
-                    "why": "",
-                    "struck": False,
-                }
+                found = Result(*run[0], problems=[f"the test itself: {type(error).__name__}: {error}"]).as_dict()
+            took = time.monotonic() - begun
+            log = table.REPO / ".local/faults" / "+".join(map("-".join, run)).replace(" ", "_").replace("/", "_")
+            if host is not None and host.log.exists():
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.with_name(log.name + ".log").write_text(host.log.read_text() + host.guard_log())
+            apart = len(run) > 1 and bool(found["problems"])
             with writing:
-                results[named(step, fault)] = found
-                table.save(results)
+                for step, fault in run if not apart else ():
+                    beside = [named(*cell) for cell in run if cell != (step, fault)]
+                    results[named(step, fault)] = {**found, "step": step, "fault": fault, "beside": beside}
+                    table.save(results)
                 told = "RED " + "; ".join(found["problems"]) if found["problems"] else "green"
-                took = time.monotonic() - begun
-                print(
-                    f"{time.strftime('%H:%M:%S')} {named(step, fault)}: {told}, {took:.0f} s, {found['why']}",
-                    flush=True,
-                )
+                names = " and ".join(named(*cell) for cell in run)
+                print(f"{time.strftime('%H:%M:%S')} {names}: {told}, {took:.0f} s, {found['why']}", flush=True)
                 for note in found["notes"]:
                     print(f"    {note}", flush=True)
-            if host is not None:
-                log = table.REPO / ".local/faults" / f"{step}-{fault}.log".replace(" ", "_").replace("/", "_")
-                log.parent.mkdir(parents=True, exist_ok=True)
-                if host.log.exists():
-                    log.write_text(host.log.read_text() + host.guard_log())
+            if apart:
+                print(f"    to be played apart: {names}", flush=True)
+                for cell in run:
+                    todo.put((cell,))
             if found["problems"] and host is not None:
                 host.down()
                 host = None

@@ -24,10 +24,10 @@ SETTINGS: dict[str, object] = {
     "hs_controller_patience": 45,
     "hs_link_patience": 45,
     "hs_stop_timeout": 10,
-    "hs_launch_timeout": 150,
-    "hs_production_timeout": 150,
+    "hs_launch_timeout": 240,
+    "hs_production_timeout": 240,
 }
-PATIENCE = 480.0  # for a run to be closed after the blow; leases are shorter
+PATIENCE = 700.0  # for a run to be closed after the blow; leases are shorter
 # what may lie in the state folder of a host on which no run is open
 KEPT = {".mutex", ".restore", "backup", "flags.json", "hs", "lib", "production.json", "runs"}
 KEPT |= {"restore.log", "restore.pid.json", "restore.report.json"}
@@ -56,6 +56,7 @@ class Result:
 def make_ready(host: FaultHost) -> None:
     """An empty output, the engine as it was, production answering; raises RuntimeError where the host is beyond that."""
     host.inside(f"find {OUTPUT} -mindepth 1 -delete; rm -f /dev/shm/stranger.bin {STATE}/stranger.bin")
+    host.inside(f"rm -rf {STATE}/backup/stale")
     host.inside(
         "mkdir -p /var/tmp && test -f /var/tmp/pristine.py || cp -p %s/srt/models/deepseek_v2.py /var/tmp/pristine.py"
         % host.source
@@ -77,6 +78,7 @@ def make_ready(host: FaultHost) -> None:
 def play(host: FaultHost, *plan: tuple[str, Fault]) -> Result:
     """Play a run with these faults, each at its step, in the order in which the steps come; judge it."""
     make_ready(host)
+    host.known = host.runs()
     result = Result(", ".join(step for step, _ in plan), ", ".join(fault.name for _, fault in plan))
     strikes = [Strike(host, step, fault.name) for step, fault in plan]
     settings = {key: word for _, fault in plan for key, word in fault.settings.items()}
@@ -105,11 +107,12 @@ def _strike(strikes: list[Strike], plan: tuple[tuple[str, Fault], ...], playing:
     def still() -> bool:
         return playing.poll() is None
 
-    for strike, (step, fault) in zip(strikes, plan, strict=True):
+    for number, (strike, (step, fault)) in enumerate(zip(strikes, plan, strict=True)):
         strike.playing = playing
         if fault.setup is not None and step != "lock":
             earlier = "extract" if step in RESTORE else STEPS[STEPS.index(step) - 1]
-            if moments.wait(strike.host, earlier, still):
+            # after another fault that step may never come: then at once
+            if number or moments.wait(strike.host, earlier, still):
                 fault.setup(strike)
         if not moments.wait(strike.host, step, still):
             return False
@@ -179,7 +182,9 @@ def _judge(strikes: list[Strike], result: Result) -> None:
     for key, told in (("ours", "processes"), ("units", "units")):
         if seen[key]:
             problems.append(f"{told} left: {seen[key]}")
-    stray = sorted(set(seen["state"]) - KEPT) + seen["backup"] + seen["samples"]["stray"]
+    # of a file that was upgraded meanwhile the backup is set aside, not removed: it is nobody else's to choose
+    backup = [name for name in seen["backup"] if name != "stale" or all(s.expect_tree != "upgraded" for s in strikes)]
+    stray = sorted(set(seen["state"]) - KEPT) + backup + seen["samples"]["stray"]
     stray += sorted(name for name in set(seen["shm"]) - set(before["shm"]) if name.startswith("sglang_hs"))
     if stray:
         problems.append(f"files left: {stray}")
@@ -223,8 +228,49 @@ def _judge_code(strikes: list[Strike], result: Result) -> None:
         for book, other, log in strike.others:
             told = " ".join(log.read_text().split())
             refused = other.returncode == 2 and "matrix@controller" in told
-            if not refused and (strike.step in FORWARD or other.returncode not in (0, 2)):
+            # on a busy machine the run may be over before the second operator's playbook gets to it
+            came_late = other.returncode == 0 and ("no run is open" in told or "nothing to do" in told)
+            if not (refused or came_late) and (strike.step in FORWARD or other.returncode not in (0, 2)):
                 result.problems.append(f"the second operator's {book}: {other.returncode}: {_words(told)}")
+
+
+# the controller is not there any more when the restore comes, or not in time
+GONE = {"SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "cut", "window"}
+CONTROLLER = {"SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "cut", "cut 20 s"}
+APART = {"reboot", "tags", "start-at", "check", "twice"}
+ONE_OF = (
+    {"GPU", "port"},
+    {"by hand", "upgraded"},
+    {"shm full", "output full", "state full"},
+)  # they meet in what they leave
+
+
+def together(first: tuple[str, str], then: tuple[str, str]) -> bool:
+    """Whether a fault on the way and one in the restore can be played in one run, each still being what it is by itself.
+
+    Two faults are harder on the restore than one: if the run is green both cells are; if it is not, they are played apart.
+    """
+    (step, fault), (later, other) = first, then
+    if fault in APART or other in APART - {"reboot"} or fault == other or later not in RESTORE:
+        return False
+    if step not in ("launch", "canary", "extract") and not (fault in HARMLESS and step in FORWARD):
+        return False
+    return not (fault in GONE and other in CONTROLLER) and not any({fault, other} <= pair for pair in ONE_OF)
+
+
+def paired(cells: list[tuple[str, str]]) -> list[tuple[tuple[str, str], ...]]:
+    """The cells as runs of one or two, each cell once, in their order."""
+    left = list(cells)
+    runs: list[tuple[tuple[str, str], ...]] = []
+    while left:
+        first = left.pop(0)
+        partner = next((cell for cell in left if together(first, cell) or together(cell, first)), None)
+        if partner is None:
+            runs.append((first,))
+            continue
+        left.remove(partner)
+        runs.append((first, partner) if together(first, partner) else (partner, first))
+    return runs
 
 
 def named(step: str, fault: str) -> str:

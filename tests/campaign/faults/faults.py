@@ -252,12 +252,18 @@ def _port(strike: Strike) -> None:
 
 
 def _second(strike: Strike) -> None:
-    """Another operator wants to extract, then to restore."""
-    for book in (EXTRACT, RESTORE_BOOK):
-        log = strike.host.folder / f"other-{Path(book).stem}.log"
-        other = strike.host.begin(book, "-e", "hs_operator=somebody@elsewhere", *strike.host.settings, log=log)
-        other.wait(300)
-        strike.others.append((book, other, log))
+    """Another operator wants to extract, then to restore, while the run goes on."""
+
+    def come() -> None:
+        for book in (EXTRACT, RESTORE_BOOK):
+            log = strike.host.folder / f"other-{Path(book).stem}.log"
+            other = strike.host.begin(book, "-e", "hs_operator=somebody@elsewhere", *strike.host.settings, log=log)
+            other.wait()
+            strike.others.append((book, other, log))
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    strike.undo.append(thread.join)
 
 
 # -- other ways to start it -----------------------------------------------------------------------------------------------
@@ -345,7 +351,7 @@ FAULTS: dict[str, Fault] = {
             "hangs",
             "the step hangs",
             _hangs,
-            settings={"hs_launch_timeout": 40, "hs_request_timeout": 6, "hs_retries": 1, "hs_error_budget": 0},
+            settings={"hs_launch_timeout": 90, "hs_request_timeout": 6, "hs_retries": 1, "hs_error_budget": 0},
         ),
         Fault("SIGINT", "Ctrl-C at the controller", _signal(signal.SIGINT, True)),
         Fault("SIGTERM", "SIGTERM to the controller", _signal(signal.SIGTERM, False)),

@@ -31,6 +31,7 @@ class FaultHost:
         self.options: list[str] = []
         self.address = ""
         self.settings: list[str] = []  # -e words of the cell that is played
+        self.known: set[str] = set()  # runs before it
 
     # -- up and down ---------------------------------------------------------------------------------------------
 
@@ -181,6 +182,11 @@ class FaultHost:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    def runs(self) -> set[str]:
+        """Names of all runs, open or closed."""
+        folder = self.disk(STATE) / "runs"
+        return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
     @property
     def model_file(self) -> Path:

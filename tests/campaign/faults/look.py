@@ -99,6 +99,14 @@ def units() -> list[str]:
     return sorted(loaded + files)
 
 
+def units_left(patience: float) -> list[str]:
+    """:func:`units`, which go last: the run is closed before."""
+    until = time.monotonic() + patience
+    while (found := units()) and time.monotonic() < until:
+        time.sleep(0.5)
+    return found
+
+
 def tree(source: Path) -> dict[str, str]:
     """Hash of each file of the engine, byte code aside."""
     return {
@@ -125,14 +133,15 @@ def samples(output: Path) -> dict[str, object]:
 def main() -> None:
     """Print the document."""
     source, output = Path(sys.argv[1]), Path(sys.argv[2])
+    patience = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     closed = sorted(STATE.glob("runs/*/journal.json"))
     print(
         json.dumps(
             {
                 "production": production(),
-                "generates": generates(float(sys.argv[3]) if len(sys.argv) > 3 else 0.0),
+                "generates": generates(patience),
                 "ours": ours(),
-                "units": units(),
+                "units": units_left(min(patience, 30.0)),
                 "tree": tree(source),
                 "shm": sorted(os.listdir("/dev/shm")),
                 "state": sorted(path.name for path in STATE.iterdir()) if STATE.is_dir() else [],

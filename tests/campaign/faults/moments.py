@@ -46,8 +46,8 @@ def at_work(host: FaultHost, step: str) -> bool:
         return begun(journal, "extract") and _progress(host, journal).get("phase") == "canary"
     if step == "extract":
         return begun(journal, "extract") and _samples(host) >= 4
-    if step == "disarm":
-        return begun(journal, "restore", "done")
+    if step == "disarm":  # the run is closed, the units go
+        return any((host.disk(STATE) / "runs" / name / "journal.json").exists() for name in host.runs() - host.known)
     return begun(journal, "restore: " + step)
 
 

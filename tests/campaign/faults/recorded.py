@@ -21,8 +21,9 @@ ROWS = 1000
 HEAD = """# A dead controller, recorded
 
 A real systemd host, a real SGLang server as production, `extract.yml` started over ssh. In the middle of the extraction the controller is
-killed with `kill -9`, and nobody does anything any more. Seconds count from that moment; what changed is looked for twice a second,
-past the network. Made by `python -m tests.campaign.faults.recorded`; nothing below is typed by hand.
+killed with SIGKILL, and nobody does anything any more. Seconds count from that moment; what changed is looked for twice a second,
+past the network. (SGLang ends with a status of its own on SIGTERM, so a stopped production is `failed` to systemd.)
+Made by tests/campaign/faults/recorded.py; nothing below is typed by hand.
 
 | seconds | run's last record | production | extraction server | client | guard's timer | samples |
 |---|---|---|---|---|---|---|
@@ -47,7 +48,7 @@ def main() -> None:
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     cache = Path(os.environ.get("HS_CACHE") or home / ".cache/sglang-hidden-states")
     with tempfile.TemporaryDirectory(prefix="hs-recorded-", dir="/tmp") as folder:
-        host = FaultHost("hs-recorded", 71, Path(folder), cache)
+        host = FaultHost("hs-recorded", 69, Path(folder), cache)
         try:
             host.up()
             rows = [json.dumps({"input_ids": [7 + row % 500, 8 + row // 500, *range(9, 25)]}) for row in range(ROWS)]
@@ -66,7 +67,7 @@ def main() -> None:
             playing.wait()
             zero = time.monotonic()
             print(HEAD + f"| before | {' | '.join(before)} |")
-            print("| 0 | `kill -9` of ansible-playbook and all its processes | | | | | |")
+            print("| 0 | SIGKILL to ansible-playbook and all its processes | | | | | |")
             said, told = before, 0.0
             while True:
                 line = _line(host)
@@ -85,16 +86,22 @@ def main() -> None:
                 f"Accepted samples: {closed['samples']['accepted']}, wrong ones: {len(closed['samples']['wrong'])}. ",
                 end="",
             )
-            same = {key: closed[key] == host.before[key] for key in ("production", "tree", "units")}
-            print(f"As before the run: {', '.join(f'{key} {told}' for key, told in same.items())}. ", end="")
+            looked_at = {
+                "production": "production's argv and environment",
+                "tree": "every file of the engine",
+                "units": "the units",
+            }
+            same = [words for key, words in looked_at.items() if closed[key] == host.before[key]]
+            print(f"As before the run: {', '.join(same) or 'nothing'}. ", end="")
             code, out = host.play("playbooks/restore.yml")
             recap = re.sub(r"\s+", " ", out.strip().splitlines()[-1])
-            print(f"`restore.yml` afterwards, status {code}:\n\n    {recap}")
-            print(f"\nIts journal, from `{STATE}/runs`:\n")
+            print(f"`restore.yml` afterwards, status {code}:\n\n```text\n{recap}\n```")
+            print(f"\nIts journal, from `{STATE}/runs`:\n\n```text")
             runs = sorted(host.disk(STATE).glob("runs/*/journal.json"))
             steps = json.loads(runs[-1].read_text())["steps"]
             for record in steps:
-                print(f"    {record['at'] - steps[0]['at']:8.1f} s  {record['step']} {record['state']}")
+                print(f"{record['at'] - steps[0]['at']:8.1f} s  {record['step']} {record['state']}")
+            print("```")
         finally:
             host.down()
 

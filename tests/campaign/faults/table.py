@@ -23,7 +23,8 @@ only if the data set is complete; `restore.yml` afterwards has changed=0.
 
 The number is the seconds from the blow until production was back and the run closed (or the run went on and was through). **m**: a person
 had to take the fault away first (a stranger is never killed, a full disk never emptied by us); after that the guard, or what the table
-says, brought production back. A dash has its reason below. The leases are shortened for this table (`hs_controller_patience` 45 s
+says, brought production back. **+**: played in one run with a fault of another step, which is harder; where such a run was not green, its
+cells were played apart. A dash has its reason below. The leases are shortened for this table (`hs_controller_patience` 45 s
 instead of 120).
 
 """
@@ -50,7 +51,12 @@ def _mark(step: str, fault: str, results: dict[str, dict[str, Any]]) -> str:
         return "?"
     if found["problems"]:
         return "**red**"
-    return f"{found['back']:.0f}{' m' if found['mended'] else ''}"
+    return f"{found['back']:.0f}{' m' if found['mended'] else ''}{' +' if found.get('beside') else ''}"
+
+
+def _told(cell: str) -> str:
+    step, _, fault = cell.partition(":")
+    return f"{step}, {FAULTS[fault].told}"
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
@@ -78,9 +84,11 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             reasons.setdefault(why, []).append(step)
         lines += [f"- {fault.told} ({', '.join(steps)}): {why}" for why, steps in reasons.items()]
     lines += ["", "## What brought production back, and what the controller said", ""]
-    lines += ["| cell | status | samples | the run was closed because |", "|---|---|---|---|"]
+    lines += ["| cell | in one run with | status | samples | the run was closed because |", "|---|---|---|---|---|"]
     for step, name in cells:
         found = results.get(named(step, name))
         if found:
-            lines.append(f"| {step}, {FAULTS[name].told} | {found['code']} | {found['accepted']} | {found['why']} |")
+            beside = "; ".join(_told(cell) for cell in found.get("beside", []))
+            numbers = f"{found['code']} | {found['accepted']} | {found['why']}"
+            lines.append(f"| {step}, {FAULTS[name].told} | {beside} | {numbers} |")
     return "\n".join(lines) + "\n"
