@@ -88,3 +88,19 @@ def test_after_one_that_did_not_come_back_nobody_leaves(tmp_path: Path, broken: 
     assert (left, done.returncode) == (leave, 0 if broken == "none" else 2), out
     if broken != "none":
         assert f"{broken} did not come back into production, so" in out
+
+
+def test_the_inventory_of_three_hosts_asks_for_what_only_an_operator_knows(tmp_path: Path) -> None:
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "ANSIBLE_HOME": str(tmp_path),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+    }
+    words = [str(Path(sys.executable).parent / "ansible-playbook"), "playbooks/plan.yml", "-i", "inventory/fleet"]
+    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+    out = done.stdout + done.stderr
+    assert done.returncode == 2, out
+    for host in ("bw1", "bw2", "bw3"):
+        assert f"ansible_host is not set for {host}" in out
+    assert "inventory/fleet/group_vars/sglang/1_host.yml" in out
