@@ -72,8 +72,8 @@ def settings(folder: Path) -> dict[str, Any]:
 
 def prepare(folder: Path, memory: Path, rows: int, left: int) -> None:
     """A data set of ``rows`` rows and an output folder in which all but the last ``left`` are done. memory: where dumps lie."""
+    from sglang_hs.model import fingerprint
     from sglang_hs_capture.tensorfile import header
-    from sglang_hs_client.checkpoint import fingerprint
 
     folder.mkdir(parents=True)
     (folder / "dump").symlink_to(memory)

@@ -16,6 +16,8 @@ options:
   take_over: {description: Go on with another operator's open run., type: bool, default: false}
   wanted: {description: What the operator asked for., type: dict, required: true}
   view: {description: What M(hs_preflight) found., type: dict, required: true}
+  share: {description: 'The host''s part of the data set, as M(hs_divide) wrote it; empty: all of it.', type: str, default: ''}
+  dataset: {description: The file with this host's rows alone; empty means the data set that was found., type: str, default: ''}
   bad_rows: {description: Rows of the data set that are left out., type: int, default: 0}
   api_key: {description: Production's API key where it is not on its command line., type: str, default: ''}
 attributes:
@@ -54,10 +56,17 @@ def work(module: AnsibleModule) -> dict:
             "run_id": journal.run_id if journal else "(check)",
             "attached": journal is not None,
         }
-    settings = dict(given["view"]["settings"], bad_rows=given["bad_rows"])
+    settings = dict(given["view"]["settings"], bad_rows=given["bad_rows"], shared=bool(given["share"]))
+    settings["dataset"] = given["dataset"] or settings["dataset"]
     view = dict(given["view"], settings=settings)
     return steps.begin(
-        given["state_dir"], view, given["wanted"], given["operator"], given["api_key"] or "", given["take_over"]
+        given["state_dir"],
+        view,
+        given["wanted"],
+        given["operator"],
+        given["api_key"] or "",
+        given["take_over"],
+        given["share"],
     )
 
 
@@ -71,6 +80,8 @@ def main() -> None:
             "wanted": {"type": "dict", "required": True},
             "view": {"type": "dict", "required": True},
             "bad_rows": {"type": "int", "default": 0},
+            "share": {"type": "str", "default": ""},
+            "dataset": {"type": "str", "default": ""},
             "api_key": {"type": "str", "default": "", "no_log": True},
         },
         work,

@@ -15,6 +15,12 @@ options:
   settings: {description: The settings that M(hs_preflight) returned in its view., type: dict, required: true}
   skip_bad_rows: {description: Go without rows that are no valid samples., type: bool, default: false}
   disk_reserve_gb: {description: Disk to leave free (10^9 bytes)., type: float, default: 20}
+  share:
+    description:
+      - The host's part of the data set, as M(hs_divide) wrote it. The data set itself is then not read; it was when it was divided.
+      - Empty means that all of it is the host's.
+    type: str
+    default: ''
   attached: {description: An open run is gone on with; there is work in any case., type: bool, default: false}
 attributes:
   check_mode: {support: full, description: Reads only.}
@@ -55,7 +61,7 @@ from ansible.module_utils.sglang_hs import plan  # noqa: E402
 def work(module: AnsibleModule) -> dict:
     """Look."""
     given = module.params
-    found = plan.look(given["settings"], given["skip_bad_rows"], given["disk_reserve_gb"] * 1e9)
+    found = plan.look(given["settings"], given["skip_bad_rows"], given["disk_reserve_gb"] * 1e9, given["share"])
     found["work"] = found["work"] or given["attached"]
     return dict(found, changed=False)
 
@@ -67,6 +73,7 @@ def main() -> None:
             "settings": {"type": "dict", "required": True},
             "skip_bad_rows": {"type": "bool", "default": False},
             "disk_reserve_gb": {"type": "float", "default": 20},
+            "share": {"type": "str", "default": ""},
             "attached": {"type": "bool", "default": False},
         },
         work,

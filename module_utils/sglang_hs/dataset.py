@@ -124,9 +124,11 @@ def scan(
     cut_to: Optional[int] = None,
     limit_bad: int = 20,
     each: Optional[Callable[[Union[Row, BadRow]], None]] = None,
+    lengths: "Optional[array[int]]" = None,
 ) -> Scan:
     """Read the whole data set once and sum it up; ``each`` is called with every row (the client fills its manifest so).
 
+    ``lengths`` gets the tokens of each row, 0 of one that is no sample.
     Without ``each`` a row that is plainly right is counted and not made; whatever is the matter with another is told by :func:`check`.
     Memory: one row.
     """
@@ -137,19 +139,23 @@ def scan(
         for idx, (file, word, number, raw, source) in enumerate(_raw_rows(Path(path))):
             told = source.brief(raw, limits) if each is None else None
             if told is not None:
-                _count(result, min(told[0], cut_to or told[0]), *told)
+                count(result, min(told[0], cut_to or told[0]), *told)
+                if lengths is not None:
+                    lengths.append(min(told[0], cut_to or told[0]))
                 continue
             where = "{}{}{}".format(file.name, word, number)
             record = _record(idx, where, raw, source)
             row = check(idx, where, record, limits)
             if each is not None:
                 each(row)
+            if lengths is not None:
+                lengths.append(0 if isinstance(row, BadRow) else len(row.input_ids))
             if isinstance(row, BadRow):
                 result.bad_total += 1
                 if len(result.bad) < limit_bad:
                     result.bad.append(row)
                 continue
-            _count(result, len(row.input_ids), len(record["input_ids"]), row.loss_mask is not None)
+            count(result, len(row.input_ids), len(record["input_ids"]), row.loss_mask is not None)
         result.sha256 = total.result()
     if not result.samples and not result.bad_total:
         raise HsError(
@@ -160,7 +166,7 @@ def scan(
     return result
 
 
-def _count(result: Scan, length: int, whole: int, masked: bool) -> None:
+def count(result: Scan, length: int, whole: int, masked: bool) -> None:
     """Add a sample of ``length`` tokens, cut from ``whole``."""
     result.samples += 1
     result.tokens += length

@@ -5,6 +5,7 @@ One folder (root-only, under /var/lib by default) holds all that a restore needs
     journal.json     this file: absent = no run is open. One record before and one after each step.
     lock             the same run's holder, created exclusively: two operators cannot both have it.
     production.json  how production was started (0600: its environment holds secrets).
+    left             a hook took the host out of its load balancer, and none has put it back yet.
     flags.json       the engine's options as it printed them last, so that the next preflight need not wait for them.
     backup/          the engine's file before the edit, with the record that undoes it.
     ballast          room that a restore gives back to itself first, so that a full disk cannot keep it from its records.
@@ -28,6 +29,7 @@ from .errors import HsError
 # Between two steps the controller thinks and the link may stutter; past this (hs_controller_patience) the run counts as orphaned.
 GRACE = 120.0
 BALLAST = 4 << 20
+SHARE = "share"  # in a run's folder: the host's part of the data set
 
 
 def boot_id() -> str:
@@ -44,6 +46,7 @@ class Paths:
         self.lock = self.state / "lock"
         self.mutex = self.state / ".mutex"
         self.production = self.state / "production.json"
+        self.left = self.state / "left"  # the host is out of its load balancer
         self.flags = self.state / "flags.json"
         self.backup = self.state / "backup"
         self.ballast = self.state / "ballast"
@@ -162,6 +165,7 @@ class Journal:
         view: Mapping[str, Any],
         wanted: Mapping[str, Any],
         production: Mapping[str, Any],
+        share: str = "",
     ) -> "Journal":
         """Take the host's lock, keep how production runs, begin a run. Raises HsError naming the holder when somebody has it.
 
@@ -199,6 +203,8 @@ class Journal:
             fsio.write_json(paths.production, dict(production, run_id=run_id))
             fsio.write_json(paths.flags, view["flags"])
             paths.run(run_id).mkdir(mode=0o700, parents=True)
+            if share:
+                (paths.run(run_id) / SHARE).write_text(share, encoding="ascii")
             journal = cls(paths, document)
             journal.save()
         except BaseException:

@@ -250,6 +250,10 @@ class Manifest:
             self.commit()
         return count
 
+    def forget_undone(self) -> None:
+        """Only what is finished stays: what is to do is entered anew, as another host may have taken some of it."""
+        self._write("DELETE FROM samples WHERE state != 'done'", ())
+
     def sample(self, idx: int) -> Optional[Sample]:
         """The book's row of a sample."""
         with self._lock:
@@ -427,6 +431,14 @@ class Manifest:
             else:
                 self._db.execute("UPDATE archives SET state = 'dropped' WHERE id = ?", (number,))
             self.commit()
+
+    def done_rows(self, page: int = 10000) -> Iterator[Tuple[int, Optional[str], int, int, str]]:
+        """(idx, file, bytes, length, sha256) of each finished sample, by idx: what a catalogue needs."""
+        return (
+            row[:5]
+            for row in self._pages("SELECT idx, file, bytes, length, sha256 FROM samples ", DONE, page)
+            if row[4]
+        )
 
     def _pages(self, select: str, state: Optional[str], page: int, key: str = "idx", more: str = "") -> Iterator[Any]:
         last = -1

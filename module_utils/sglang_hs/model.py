@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any, Dict
@@ -59,3 +60,14 @@ def describe(path: str, dtype: str = "auto") -> Dict[str, Any]:
             "everything: production was not touched",
             "point hs_model_path at the model that production serves",
         ) from error
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells two models apart without reading their weights: config.json and the names and sizes of the weight files."""
+    total = hashlib.sha256()
+    config = folder / "config.json"
+    if config.is_file():
+        total.update(config.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        total.update("{} {}\n".format(path.name, path.stat().st_size).encode())
+    return total.hexdigest()

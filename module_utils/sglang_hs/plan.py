@@ -14,6 +14,7 @@ from .errors import HsError
 from .journal import Paths
 from .manifest import FILE, SAMPLES, Manifest
 from .movesettings import NONE, HighWater
+from .share import Share
 
 UNTOUCHED = "everything: production was not touched"
 DESCRIBED = 25  # bytes a token in samples.jsonl and the arrow data set: its id twice and its mask twice
@@ -34,11 +35,20 @@ def token_bytes(settings: Mapping[str, Any]) -> int:
     return states * int(settings["model"]["hidden_size"]) * int(settings["model"]["itemsize"]) + 8
 
 
-def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Dict[str, Any]:
-    """Samples, tokens, what is left to do, and whether it fits. ``reserve``: bytes of disk to leave free. Raises HsError."""
-    found = dataset.scan(
-        settings["dataset"], settings["model"]["vocab_size"], settings["max_prompt"], settings["cut_to"]
-    )
+def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float, share: str = "") -> Dict[str, Any]:
+    """Samples, tokens, what is left to do, and whether it fits. ``reserve``: bytes of disk to leave free. Raises HsError.
+
+    ``share``: the host's part of the data set, packed; the data set is then not read.
+    """
+    counts = True  # whether anybody will read what this host has
+    if share:
+        part = Share.unpack(share)
+        found = _of_share(settings, part)
+        counts = part.owned > 0
+    else:
+        found = dataset.scan(
+            settings["dataset"], settings["model"]["vocab_size"], settings["max_prompt"], settings["cut_to"]
+        )
     if found.bad_total and not skip_bad_rows:
         more = "; and {} more".format(found.bad_total - 5) if found.bad_total > 5 else ""
         raise HsError(
@@ -52,7 +62,7 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
             UNTOUCHED,
             "mend the data set, or set hs_skip_bad_rows=true to go without these rows (hs_cut_to cuts long ones)",
         )
-    if not found.samples:
+    if not found.samples and not share:
         raise HsError(
             "no row of {} is a valid sample: {}".format(settings["dataset"], found.bad[0]),
             UNTOUCHED,
@@ -62,7 +72,7 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     left = max(found.tokens - done["tokens"], 0)
     each = token_bytes(settings)
     work = done["samples"] < found.samples
-    undescribed = not work and not _described(Path(settings["output_dir"]))
+    undescribed = counts and not work and not _described(Path(settings["output_dir"]))
     work = work or undescribed
     answer: Dict[str, Any] = dict(found.facts(), done=done["samples"], left_tokens=left, bytes=left * each, work=work)
     answer.update(done_tokens=done["tokens"], done_bytes=done["bytes"])
@@ -87,6 +97,22 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float) -> Di
     if settings.get("move_to") and not work and waiting:
         answer["space_line"] += "; {:,} samples are still to be moved: playbooks/move.yml".format(waiting)
     return answer
+
+
+def _of_share(settings: Mapping[str, Any], share: Share) -> dataset.Scan:
+    """The same numbers of a part whose rows were checked when the data set was divided."""
+    found = dataset.Scan(settings["dataset"], sha256=share.sha256)
+    for length in share.lengths:
+        dataset.count(found, length, length, False)
+    if found.max_length > settings["max_prompt"]:
+        raise HsError(
+            "a sample of this host's share has {} tokens, its server takes {}".format(
+                found.max_length, settings["max_prompt"]
+            ),
+            UNTOUCHED,
+            "give the hosts the same context length, or cut the data set (hs_cut_to)",
+        )
+    return found
 
 
 def histogram(hist: Mapping[int, int]) -> List[str]:

@@ -126,9 +126,17 @@ def normalise(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "request_timeout",
         "canary_sequences",
         "canary_positions",
+        "hook_timeout",
     ):
         settings[key] = _number(key, settings[key])
-    for key in ("production_argv", "production_start", "production_stop", "drop_arguments", "extra_arguments"):
+    for key in (
+        "after_returning",
+        "production_argv",
+        "production_start",
+        "production_stop",
+        "drop_arguments",
+        "extra_arguments",
+    ):
         settings[key] = [str(word) for word in settings[key]]
     settings["cut_to"] = _number("cut_to", settings["cut_to"] or 0) or None
     settings["no_touch"] = _yes("no_touch", settings["no_touch"])

@@ -131,13 +131,16 @@ def _steps(journal: Journal) -> List[Tuple[str, Step, float]]:
     """The steps in their order, each with the seconds within which it ends by itself: past that its program hangs."""
     settings = journal.settings
     patience = float(settings["stop_timeout"])
-    return [
+    planned: List[Tuple[str, Step, float]] = [
         ("stop extraction", _stop_extraction, 2 * (min(patience, 30) + 90) + 60),
         ("free GPUs", _free_gpus, patience + 60),
         ("restore source", _restore_source, 120),
         ("start production", _start_production, patience + 120 + (600 if settings.get("production_start") else 120)),
         ("check production", _check_production, float(settings["production_timeout"]) + 300),
     ]
+    if settings.get("after_returning"):
+        planned.append(("return", _return, float(settings["hook_timeout"]) + 60))
+    return planned
 
 
 def _record(journal: Journal, step: str, state: str, detail: str = "", lease: float = 0.0) -> None:
@@ -281,6 +284,37 @@ def _check_production(paths: Paths, journal: Journal, report: Report) -> None:
         told = "it decodes {:.0f} tokens/s, before the run {:.0f}".format(after, before)
         slower = after < SLOWER * before
         report.say(told + (": slower than {:.0%} of that; is somebody else asking?".format(SLOWER) if slower else ""))
+
+
+def _return(paths: Paths, journal: Journal, report: Report) -> None:
+    """Put the host into its load balancer again, where that is a command of the host. Not before production answers."""
+    argv = list(journal.settings.get("after_returning") or [])
+    if not argv or not paths.left.exists():
+        return
+    if report.failures:
+        raise HsError("production is not back, so the host stays out of its load balancer")
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            timeout=float(journal.settings["hook_timeout"]),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HsError(
+            "{}: {}".format(argv[0], error), next="correct hs_after_returning, then run restore.yml"
+        ) from error
+    if done.returncode:
+        told = (done.stdout.strip().splitlines() or ["it said nothing"])[-1]
+        raise HsError(
+            "{} ended with {}: {}".format(argv[0], done.returncode, told),
+            next="look at the load balancer; production itself answers",
+        )
+    paths.left.unlink()
+    report.say("put the host into its load balancer again", changed=True)
 
 
 def _disarm() -> None:

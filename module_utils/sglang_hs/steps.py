@@ -17,7 +17,7 @@ from typing import AbstractSet, Any, Dict, Iterator, Mapping, Optional
 from . import command, fsio, procs, production, secrets, server, shm, spawn
 from .errors import HsError
 from .jobs import UNITS, Job
-from .journal import Journal, Paths
+from .journal import SHARE, Journal, Paths
 
 DUMP_FOLDERS = ("attached", "want", "done", "failed")
 TURN = 30.0  # seconds that a step waits for the one before it
@@ -32,10 +32,12 @@ def begin(
     operator: str,
     api_key: str = "",
     take_over: bool = False,
+    share: str = "",
 ) -> Dict[str, Any]:
     """Take the host's lock, open the journal, record production, set the guard on watch. {run_id, attached, changed}.
 
-    ``view``: what preflight found; its ``settings`` are the run's. A run of the same operator with the same wishes that is still
+    ``view``: what preflight found; its ``settings`` are the run's.
+    ``share``: the host's part of the data set, packed. A run of the same operator with the same wishes that is still
     open is *attached to*: the steps that are done are not done again.
     """
     paths = Paths(state_dir)
@@ -50,7 +52,7 @@ def begin(
             record = production.take(view["settings"], api_key)
             if record["expected"] == "running":
                 record["decode_rate"] = server.decode_rate(record["url"], record["api_key"])
-            journal = Journal.open(paths, operator, view, wanted, record)
+            journal = Journal.open(paths, operator, view, wanted, record, share)
             journal.record("begin", "done")
         watch(paths, journal)
         return {"run_id": journal.run_id, "attached": attached, "changed": not attached}
@@ -354,6 +356,7 @@ def client_spec(paths: Paths, journal: Journal, record: Mapping[str, Any]) -> Di
         "move": move_spec(settings),
         # what is in flight then is finished, and the servers change places
         "stop_taking_work_at": journal.restore_by - min(float(settings["stop_timeout"]), 60.0),
+        **({"share": str(journal.folder / SHARE)} if settings.get("shared") else {}),
         "provenance": {
             "engine": settings["engine"],
             "model": model,

@@ -10,6 +10,7 @@ namespace of its own, reached over real ssh with host key checking on. Only the 
     rig.py up NAME OCTET [options]      start a host; prints its connection as JSON once ssh answers
     rig.py down NAME | down --all       stop a host and remove every trace of it
     rig.py cut NAME | heal NAME         take its network link away; give it back and wait for ssh
+    rig.py pause NAME | resume NAME     stop all that runs on it, and its link; have both go on, and wait for ssh
     rig.py reboot NAME [--hard]         restart it, in order or as a power cut does
     rig.py limits NAME                  have MemoryMax= and TasksMax= enforced inside (they are not without this)
     rig.py show NAME                    print its connection as JSON again
@@ -628,6 +629,15 @@ class Host:
         """Cut the host off the network ("down") or heal it ("up")."""
         run("ip", "link", "set", self.link, state)
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """To every process on the host, again until no new one is there: one that was not stopped yet may have started another."""
+        told: set[int] = set()
+        while new := self._members() - told:
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            told |= new
+
     def reboot(self, *, hard: bool) -> None:
         """Restart it and wait for ssh; files are kept, /run, /tmp and /dev/shm are not."""
         if hard:
@@ -764,6 +774,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for verb, words in (
         ("cut", "take its network link away"),
         ("heal", "give it back and wait for ssh"),
+        ("pause", "stop all that runs on it, and its link: a host that is lost"),
+        ("resume", "have both go on, and wait for ssh"),
         ("limits", "have MemoryMax= and TasksMax= enforced inside"),
         ("show", "print its connection"),
         ("keep", "(internal) be the keeper of a host"),
@@ -805,6 +817,13 @@ def act(args: argparse.Namespace, rig: Rig) -> int:
         host.set_link("down" if args.verb == "cut" else "up")
         if args.verb == "heal":
             host.wait_for_ssh()
+    elif args.verb == "pause":
+        host.set_link("down")
+        host.signal_all(signal.SIGSTOP)
+    elif args.verb == "resume":
+        host.signal_all(signal.SIGCONT)
+        host.set_link("up")
+        host.wait_for_ssh()
     elif args.verb == "reboot":
         host.reboot(hard=args.hard)
     elif args.verb == "limits":

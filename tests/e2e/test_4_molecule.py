@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 from local_host import BIN, CACHE, REPO, Host
 
-SCENARIOS = sorted(path.parent.name for path in (REPO / "molecule").glob("*/molecule.yml"))
+# three servers at once on a small machine take minutes
+LONG = ("fleet",)
+SCENARIOS = [
+    pytest.param(name, marks=pytest.mark.long) if name in LONG else name
+    for name in sorted(path.parent.name for path in (REPO / "molecule").glob("*/molecule.yml"))
+]
 
 
 @pytest.fixture

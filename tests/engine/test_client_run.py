@@ -16,8 +16,10 @@ import pytest
 import torch
 from fake_engine import HIDDEN, VOCAB, Engine
 from safetensors import safe_open
-from sglang_hs.dataset import sequence_name
+from sglang_hs.dataset import digest, sequence_name
+from sglang_hs.fleet import make_index
 from sglang_hs.manifest import Manifest
+from sglang_hs.share import Share
 from sglang_hs_capture import forwards, hooks, recorder
 from sglang_hs_client import dumpfile, extract, output
 from sglang_hs_client.faults import SampleFault
@@ -573,3 +575,58 @@ def test_a_shared_sample_leaves_quarantine_too(setup: Setup) -> None:
     assert setup.run(**skip)[0] == 0
     setup.check()
     assert os.listdir(str(setup.output / "quarantine")) == []
+
+
+def _shared(made: Setup, indices: List[int], only: bool = False) -> Dict[str, Any]:
+    """The settings of a host that has these rows of the data set."""
+    index = make_index(str(made.folder / "data.jsonl"), VOCAB, 100, None)
+    dataset, sha256 = made.folder / "data.jsonl", ""
+    if only:
+        lines = dataset.read_text().splitlines()
+        dataset = made.folder / "rows.jsonl"
+        dataset.write_text("".join(lines[idx] + "\n" for idx in indices))
+        sha256 = digest(dataset)
+    (made.folder / "share").write_text(Share.of("a", index, indices, sha256).pack())
+    return {"share": str(made.folder / "share"), "dataset": str(dataset)}
+
+
+@pytest.mark.parametrize("only", [False, True])
+def test_a_share_is_extracted_under_the_data_sets_own_numbers(setup: Setup, only: bool) -> None:
+    mine = [3, 4, 9, 17]
+    code, result = setup.run(**_shared(setup, mine, only))
+    assert code == 0, result
+    names = sorted(os.listdir(str(setup.output / "hidden_states")))
+    assert names == sorted("hs_{}.safetensors".format(idx) for idx in mine)
+    for idx in mine:
+        with safe_open(str(setup.output / "hidden_states" / "hs_{}.safetensors".format(idx)), framework="pt") as handle:
+            assert handle.get_tensor("token_ids").tolist() == ROWS[idx]
+    lines = [json.loads(line) for line in (setup.output / "samples.jsonl").read_text().splitlines()]
+    assert [(line["idx"], line["input_ids"]) for line in lines] == [(idx, ROWS[idx]) for idx in mine]
+    told = json.loads((setup.output / "manifest.json").read_text())
+    assert told["share"] == {"host": "a", "of_rows": len(ROWS), "samples": 4, "tokens": sum(len(ROWS[i]) for i in mine)}
+    assert told["arrow"].get("rows", len(ROWS)) == len(ROWS)
+    book = Manifest(setup.output, read_only=True)
+    assert (book.counts()["total"], book.get("release")) == (4, told["engine"]["release"])
+    book.close()
+
+
+def test_a_share_that_grows_or_shrinks_leaves_what_is_done_and_nothing_pending(setup: Setup) -> None:
+    assert setup.run(**_shared(setup, [1, 2, 3]))[0] == 0
+    (setup.output / "hidden_states/hs_3.safetensors").unlink()  # and another host has it by now
+    before = len(setup.engine.requests)
+    code, result = setup.run(canary={"skip": True}, **_shared(setup, [1, 2, 5], only=True))
+    assert code == 0 and len(setup.engine.requests) - before == 1, result
+    book = Manifest(setup.output, read_only=True)
+    assert [sample.idx for sample in book.samples()] == [1, 2, 5]
+    assert book.counts()["pending"] == 0
+    book.close()
+    assert setup.run(canary={"skip": True})[0] == 0  # alone again: all of it
+    setup.check()
+
+
+def test_a_data_set_that_was_not_the_one_divided_is_refused(setup: Setup) -> None:
+    words = _shared(setup, [1, 2])
+    setup.write_rows([{"input_ids": ids} for ids in reversed(ROWS)])
+    code, result = setup.run(**words)
+    assert code == 1 and "is not the data set that was divided" in result["message"]
+    assert setup.engine.requests == []

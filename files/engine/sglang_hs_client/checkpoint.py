@@ -77,17 +77,6 @@ class Checkpoint:
             return {token: part[token : token + 1].to(torch.float32)[0] for token in sorted(set(tokens))}
 
 
-def fingerprint(folder: Path) -> str:
-    """What tells two models apart without reading their weights: config.json and the names and sizes of the weight files."""
-    total = hashlib.sha256()
-    config = folder / "config.json"
-    if config.is_file():
-        total.update(config.read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        total.update("{} {}\n".format(path.name, path.stat().st_size).encode())
-    return total.hexdigest()
-
-
 # Small files that decide what a token id means and how the model is built.
 DESCRIBING = ("config.json", "generation_config.json", "preprocessor_config.json")
 TOKENIZER: Tuple[str, ...] = (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import signal
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -15,10 +16,11 @@ from sglang_hs.dataset import BadRow, Limits, Row, sequence_name
 from sglang_hs.errors import HsError
 from sglang_hs.fsio import write_json
 from sglang_hs.manifest import DONE, PENDING, SAMPLES, Manifest, Sample
+from sglang_hs.model import fingerprint
 from sglang_hs.moving import Mover
+from sglang_hs.share import Share
 
 from . import arrowset, canary, describe
-from .checkpoint import fingerprint
 from .dumpfile import Expected, check_header
 from .exchange import Exchange
 from .extract import Extraction, Halt, Tally, budget_message
@@ -43,6 +45,7 @@ class Run:
         self.server = Server(spec.server, spec.api_key, spec.request_timeout_s)
         self.progress = Progress(Path(spec.run_dir), self.tally.snapshot, spec.dump_dir, spec.output_dir, self._moving)
         self.numbers: Dict[str, Any] = {}
+        self.share: Optional[Share] = None  # of several hosts' data set; None: all of it is this host's
         self.manifest: Optional[Manifest] = None
         self.extraction: Optional[Extraction] = None
         self.mover: Optional[Mover] = None
@@ -155,9 +158,10 @@ class Run:
         self.exchange.open()
         attached = self.exchange.check(spec)
         expected = Expected(spec.states, spec.hidden_size, attached["dtype"], spec.final)
+        self.share = _share(spec)
         self.manifest = manifest = Manifest(spec.output)
         identity = {
-            "dataset_sha256": dataset.digest(spec.dataset),
+            "dataset_sha256": self.share.sha256 if self.share else dataset.digest(spec.dataset),
             "cut_to": spec.cut_to,
             "model": fingerprint(Path(spec.model_path)),
             "hidden_size": spec.hidden_size,
@@ -165,9 +169,15 @@ class Run:
             "final": spec.final,
             "dtype": attached["dtype"],
         }
-        manifest.claim(identity)
-        self._enter_rows(manifest)
-        self._verify_done(manifest, expected)
+        if manifest.claim(identity):
+            manifest.set("release", attached["release"])
+        if self.share:
+            # what is gone here may be another host's by now: only what is in the share is entered again
+            self._verify_done(manifest, expected)
+            self._enter_share(manifest)
+        else:
+            self._enter_rows(manifest)
+            self._verify_done(manifest, expected)
         self._count(manifest)
         counts = manifest.counts()
         if counts["bad"] > spec.error_budget:
@@ -182,7 +192,7 @@ class Run:
             self.extraction = extraction
             if self._halt is not None:
                 extraction.stop(self._halt)
-            extraction.run(self._rows(_is_pending(manifest)))
+            extraction.run(self._rows(_of_state(manifest, PENDING)))
         else:
             extraction = None
             self.numbers = manifest.get("canary") or {}
@@ -214,6 +224,8 @@ class Run:
             if "missing" in extra["arrow"]:
                 note = "no arrow data set beside them: {missing}. Next: {next}".format(**extra["arrow"])
                 halt = Halt(halt.outcome, "{}; {}".format(halt.message, note), halt.left)
+        if self.share:
+            extra["share"] = dict(self.share.facts(), host=self.share.host, of_rows=self.share.rows)
         describe.write(spec.output, describe.manifest(spec, attached, identity, counts, self.numbers, extra))
         return halt
 
@@ -221,7 +233,7 @@ class Run:
 
     def _enter_rows(self, manifest: Manifest) -> None:
         """Fill the book with the data set's rows, once; the claimed checksum vouches for them afterwards."""
-        if manifest.get("entered"):
+        if manifest.get("entered") is True:
             manifest.retry_failed()
             return
         self.progress.say("reading the data set")
@@ -242,6 +254,23 @@ class Run:
         manifest.commit()
         for sample in manifest.samples("bad"):
             self.output.quarantine(sample.idx, sample.reason or "", {})
+
+    def _enter_share(self, manifest: Manifest) -> None:
+        """The share as it is now: what is finished stays in the book, what is not is this share's and no other's."""
+        self.progress.say("reading this host's share of the data set")
+        manifest.forget_undone()
+        manifest.set("entered", "a share")
+        done = _of_state(manifest, DONE)
+        page: List[Tuple[int, Optional[str], int, Optional[str]]] = []
+        for row in self._checked(lambda idx: not done(idx)):
+            if isinstance(row, BadRow):  # it was none when the data set was divided
+                raise HsError(str(row), "everything: no sample was extracted", "run extract.yml anew: it divides again")
+            page.append((row.idx, row.name, len(row.input_ids), None))
+            if len(page) >= 1000:
+                manifest.add(page)
+                page.clear()
+        manifest.add(page)
+        manifest.commit()
 
     def _verify_done(self, manifest: Manifest, expected: Expected) -> None:
         """Trust no row of the book: each file must be there, of its size, with a header that fits.
@@ -307,7 +336,26 @@ class Run:
         self.manifest.set("canary", self.numbers)
 
     def _rows(self, wanted: Optional[Callable[[int], bool]] = None) -> Iterator[Row]:
-        return (row for row in dataset.rows(self.spec.dataset, self.limits, wanted) if isinstance(row, Row))
+        return (row for row in self._checked(wanted) if isinstance(row, Row))
+
+    def _checked(self, wanted: Optional[Callable[[int], bool]] = None) -> Iterator[Any]:
+        """The rows that are this host's, with the data set's numbers, those without fault and those with one."""
+        share = self.share
+        if share is None:
+            yield from dataset.rows(self.spec.dataset, self.limits, wanted)
+            return
+        indices = share.indices
+        if not share.only:
+
+            def mine(idx: int) -> bool:
+                place = bisect.bisect_left(indices, idx)
+                return place < len(indices) and indices[place] == idx and (wanted is None or wanted(idx))
+
+            yield from dataset.rows(self.spec.dataset, self.limits, mine)
+            return
+        chosen = None if wanted is None else (lambda place: wanted(indices[place]))
+        for row in dataset.rows(self.spec.dataset, self.limits, chosen):
+            yield replace(row, idx=indices[row.idx])
 
     # -- after ---------------------------------------------------------------------------------------------------------
 
@@ -337,7 +385,8 @@ class Run:
                         }
 
             count = write_samples(self.spec.output / SAMPLES, lines())
-            rows = arrow.finish(manifest.counts()["total"]) if arrow is not None else 0
+            whole = self.share.rows if self.share else manifest.counts()["total"]
+            rows = arrow.finish(whole) if arrow is not None else 0
         except OSError as error:
             raise self.output.fault(error) from error
         finally:
@@ -349,15 +398,30 @@ class Run:
         return {"samples": {"file": SAMPLES, "rows": count}, "arrow": told}
 
 
-def _is_pending(manifest: Manifest) -> Callable[[int], bool]:
-    """Tells of each row, asked in order, whether its sample is pending: the book's pages beside the data set's rows."""
-    pending = (sample.idx for sample in manifest.samples(PENDING))
-    following = next(pending, None)
+def _share(spec: Spec) -> Optional[Share]:
+    """The host's share, None where there is none. Raises HsError where the data set on the host is not the one that was divided."""
+    if not spec.share:
+        return None
+    share = Share.unpack(Path(spec.share).read_text(encoding="ascii"))
+    found, wanted = dataset.digest(spec.dataset), share.only or share.sha256
+    if found != wanted:
+        raise HsError(
+            "{} is not the data set that was divided: its sha256 is {}, not {}".format(spec.dataset, found, wanted),
+            "everything: no sample was extracted",
+            "give every host the same file, then start again",
+        )
+    return share
 
-    def is_pending(idx: int) -> bool:
+
+def _of_state(manifest: Manifest, state: str) -> Callable[[int], bool]:
+    """Tells of each row, asked in order, whether its sample is in ``state``: the book's pages beside the data set's rows."""
+    found = (sample.idx for sample in manifest.samples(state))
+    following = next(found, None)
+
+    def is_so(idx: int) -> bool:
         nonlocal following
         while following is not None and following < idx:
-            following = next(pending, None)
+            following = next(found, None)
         return following == idx
 
-    return is_pending
+    return is_so

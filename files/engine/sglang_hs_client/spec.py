@@ -31,6 +31,7 @@ class Spec:
     in_flight: prompts at the server; as many more may be on their way to the output folder.
     outage_s: how long the server may be unreachable before the run gives up. dump_wait_s: how long after the server's answer the
     dump may take. stop_taking_work_at: unix time. move: where finished samples go on to while the run is at work; None: they stay.
+    share: a file with the part of the data set that is this host's (sglang_hs.share); None: all of it is.
     """
 
     server: str
@@ -55,6 +56,7 @@ class Spec:
     run_id: str = ""
     api_key: Optional[str] = field(default=None, repr=False)
     stop_taking_work_at: Optional[float] = None
+    share: Optional[str] = None
     canary: CanarySpec = CanarySpec()
     move: Optional[Move] = None
     provenance: Dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,49 @@
+"""Action: have a data set read once, on the host or here, and keep its lengths on the controller."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
+
+from sglang_hs import dataset, fleet
+from sglang_hs.errors import HsError
+
+
+class ActionModule(ActionBase):
+    """hs_index: {dir, settings, source}."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Read it where it lies, unless it is known."""
+        result = super().run(tmp, task_vars)
+        given = self._task.args
+        folder = Path(given["dir"])
+        known = sorted(path.name for path in folder.glob("index-*.txt"))
+        if given.get("source"):
+            try:
+                result.update(self._here(str(given["source"]), given["settings"], known))
+            except HsError as error:
+                result.update(failed=True, msg=str(error))
+        else:
+            words = {**given, "known": known}
+            result.update(self._execute_module(module_name="hs_index", module_args=words, task_vars=task_vars))
+        text = result.pop("index", None)
+        result.pop("invocation", None)
+        if text and not result.get("failed"):
+            fleet.write(folder / result["name"], text)
+        return result
+
+    @staticmethod
+    def _here(source: str, settings: dict[str, Any], known: list[str]) -> dict[str, Any]:
+        limits = (settings["cut_to"], int(settings["max_prompt"]), int(settings["model"]["vocab_size"]))
+        sha256 = dataset.digest(source)
+        answer = {"changed": False, "sha256": sha256, "name": fleet.index_name(sha256, *limits)}
+        if answer["name"] not in known:
+            answer["index"] = fleet.make_index(source, limits[2], limits[1], limits[0]).pack()
+        return answer

@@ -1,0 +1,115 @@
+"""The data set comes from the controller or from a real HTTP server: once, its own rows where that is less, and never with another sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+TEXT = '{"input_ids": [1, 2]}\n'
+PLAY = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role: {name: fleet, tasks_from: fetch}
+    - ansible.builtin.import_role: {name: fleet, tasks_from: bring}
+"""
+
+
+class Counting(SimpleHTTPRequestHandler):
+    """Serves a folder, and counts what is asked for."""
+
+    asked: list[str] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        super().do_GET()
+
+    def log_message(self, format: str, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www/set.jsonl").write_text(TEXT)
+    Counting.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Counting, directory=str(tmp_path / "www")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/set.jsonl"
+    server.shutdown()
+
+
+def play(folder: Path, source: str, sha256: str = "", rows: str = "") -> tuple[int, str]:
+    (folder / "play.yml").write_text(PLAY)
+    extra = {
+        "hs_dataset_source": source,
+        "hs_dataset_sha256": sha256,
+        "hs_dataset": str(folder / "host/set.jsonl"),
+        "hs_fleet_dir": str(folder / "fleet"),
+        "hs_part": {"rows": rows},
+        "ansible_python_interpreter": sys.executable,
+        "ansible_remote_tmp": str(folder / "tmp"),
+    }
+    words = [
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        str(folder / "play.yml"),
+        "-i",
+        "one,",
+        "-c",
+        "local",
+    ]
+    env = {
+        **os.environ,
+        "HOME": str(folder),
+        "ANSIBLE_HOME": str(folder),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+    }
+    done = subprocess.run(
+        [*words, "-e", json.dumps(extra)], cwd=REPO, env=env, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_from_a_url_once_and_only_with_its_sha256(tmp_path: Path, url: str) -> None:
+    right = hashlib.sha256(TEXT.encode()).hexdigest()
+    code, out = play(tmp_path, url)
+    assert code == 2
+    assert "is no sha256" in out
+    code, out = play(tmp_path, url, right[::-1])
+    assert code == 2
+    assert not (tmp_path / "host/set.jsonl").exists()
+    Counting.asked.clear()
+    code, out = play(tmp_path, url, right)
+    assert code == 0, out
+    assert (tmp_path / "host/set.jsonl").read_text() == (tmp_path / "fleet/set.jsonl").read_text() == TEXT
+    assert len(Counting.asked) == 2  # the controller's and the host's
+    code, out = play(tmp_path, url, right)
+    assert (code, "changed=0" in out) == (0, True), out
+    assert len(Counting.asked) == 2
+
+
+def test_from_the_controller_whole_or_the_rows_alone(tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_text(TEXT)
+    (tmp_path / "rows.jsonl").write_text(TEXT[:5])
+    code, out = play(tmp_path, str(tmp_path / "set.jsonl"), rows=str(tmp_path / "rows.jsonl"))
+    assert code == 0, out
+    assert (tmp_path / "host/set.jsonl.rows.jsonl").read_text() == TEXT[:5]
+    assert not (tmp_path / "host/set.jsonl").exists()
+    code, out = play(tmp_path, str(tmp_path / "set.jsonl"))
+    assert code == 0, out
+    assert (tmp_path / "host/set.jsonl").read_text() == TEXT
+    code, out = play(tmp_path, str(tmp_path / "set.jsonl"))
+    assert "changed=0" in out

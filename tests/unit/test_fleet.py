@@ -1,0 +1,286 @@
+"""One data set over several hosts: what is finished anywhere counts, what is not is divided, what does not belong together is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang_hs import catalogue, plan
+from sglang_hs.catalogue import Catalogue
+from sglang_hs.errors import HsError
+from sglang_hs.fleet import Fleet, key_of, make_index, safe
+from sglang_hs.joined import join
+from sglang_hs.manifest import Manifest
+from sglang_hs.share import Index, Share
+
+SHA = "ab" * 32
+LENGTHS = [5 + number % 7 for number in range(120)]
+NOW: dict[str, Any] = {
+    "dataset_sha256": SHA,
+    "cut_to": None,
+    "model": "m" * 8,
+    "hidden_size": 8,
+    "boundaries": [1, 2],
+    "final": "pre_norm",
+    "release": "0.5.23",
+}
+INDEX = Index(SHA, array("I", LENGTHS), None, 100)
+
+
+def size_of(idx: int) -> int:
+    return 100 + LENGTHS[idx]
+
+
+def folder(place: Path, done: range, **other: Any) -> Path:
+    """An output folder whose book calls ``done`` finished, each with its file and a line in samples.jsonl."""
+    (place / "hidden_states").mkdir(parents=True)
+    book = Manifest(place)
+    book.claim({**{key: NOW[key] for key in NOW if key != "release"}, "dtype": "float32", **other})
+    book.set("release", "0.5.23")
+    book.add((idx, None, LENGTHS[idx], None) for idx in range(len(LENGTHS)))
+    lines = []
+    for idx in done:
+        name = catalogue.file_name(idx)
+        (place / name).write_bytes(bytes(size_of(idx)))
+        book.done(idx, name, size_of(idx), f"{idx:064x}")
+        lines.append(json.dumps({"idx": idx, "file": name, "seq_len": LENGTHS[idx]}) + "\n")
+    book.close()
+    (place / "samples.jsonl").write_text("".join(lines))
+    (place / "manifest.json").write_text(json.dumps({"counts": {"pending": 0}, "samples": {}, "run_id": "x"}))
+    return place
+
+
+def taken(fleet: Fleet, host: str, place: Path, **now: Any) -> Catalogue:
+    found = catalogue.take(host, str(place), {**NOW, **now})
+    fleet.keep_now(host, found.pack())
+    return found
+
+
+def share(answer: dict[str, Any], host: str) -> list[int]:
+    return list(Share.unpack(Path(answer["parts"][host]["share"]).read_text()).indices)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(str(tmp_path / "fleet"))
+
+
+def test_a_catalogue_comes_back_as_it_was_and_counts_only_what_is_there(tmp_path: Path) -> None:
+    place = folder(tmp_path / "a", range(10))
+    (place / catalogue.file_name(3)).unlink()
+    (place / catalogue.file_name(4)).write_bytes(b"cut")
+    found = catalogue.take("a", str(place), NOW)
+    assert list(found.indices) == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert (found.identity["dtype"], found.identity["release"]) == ("float32", "0.5.23")
+    assert Catalogue.unpack(found.pack()) == found
+    assert found.sha256[32:64].hex() == f"{1:064x}"
+
+
+def test_what_is_finished_counts_and_the_rest_is_divided(fleet: Fleet, tmp_path: Path) -> None:
+    for host, done in (("a", range(30)), ("b", range(30, 40)), ("c", range(0))):
+        taken(fleet, host, folder(tmp_path / host, done))
+    answer = fleet.divide(INDEX, dict.fromkeys("abc", 1.0))
+    parts = {host: share(answer, host) for host in "abc"}
+    assert sorted(idx for part in parts.values() for idx in part) == list(range(120))
+    assert parts["a"][:30] == list(range(30))
+    assert not set(parts["b"]) & set(range(30))
+    todo = [answer["parts"][host]["todo_tokens"] for host in "abc"]
+    assert max(todo) - min(todo) <= max(LENGTHS)
+    assert "120 samples" in answer["lines"][0]
+    assert "40 samples" in answer["lines"][0]
+    assert fleet.divide(INDEX, dict.fromkeys("cab", 1.0))["parts"] == answer["parts"]
+
+
+def test_a_lost_host_keeps_what_it_had_until_it_is_forgotten(fleet: Fleet, tmp_path: Path) -> None:
+    for host, done in (("a", range(30)), ("b", range(30, 40))):
+        taken(fleet, host, folder(tmp_path / host, done))
+    fleet.divide(INDEX, dict.fromkeys("ab", 1.0))
+    answer = fleet.divide(INDEX, {"b": 1.0})
+    assert share(answer, "b") == list(range(30, 120))
+    assert answer["lost"] == ["a"]
+    assert "a" in answer["lines"][-1]
+    answer = fleet.divide(INDEX, {"b": 1.0}, forget=["a"])
+    assert share(answer, "b") == list(range(120))
+    with pytest.raises(HsError, match="nothing is kept of a"):
+        fleet.divide(INDEX, {"b": 1.0}, forget=["a"])
+
+
+def test_what_a_host_had_at_the_end_of_its_run_counts_though_it_is_lost_before_the_next(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    taken(fleet, "a", tmp_path / "a")
+    taken(fleet, "b", tmp_path / "b")
+    key = str(fleet.divide(INDEX, dict.fromkeys("ab", 1.0))["key"])
+    taken(fleet, "a", folder(tmp_path / "later", range(7)))
+    fleet.keep(key, fleet.present("a"))
+    assert share(fleet.divide(INDEX, {"b": 1.0}), "b") == list(range(7, 120))
+
+
+def test_an_open_run_keeps_its_share(fleet: Fleet, tmp_path: Path) -> None:
+    for host in "ab":
+        taken(fleet, host, folder(tmp_path / host, range(0)))
+    before = share(fleet.divide(INDEX, dict.fromkeys("ab", 1.0)), "a")
+    mine = Share.of("a", INDEX, before)
+    fleet.keep_now("a", catalogue.take("a", str(tmp_path / "a"), NOW, "run", mine.pack()).pack())
+    taken(fleet, "c", tmp_path / "c")
+    answer = fleet.divide(INDEX, dict.fromkeys("abc", 1.0))
+    assert share(answer, "a") == before
+    assert sorted(share(answer, "b") + share(answer, "c")) == sorted(set(range(120)) - set(before))
+    fleet.keep_now("c", catalogue.take("c", str(tmp_path / "c"), NOW, "run", Share.of("c", INDEX, [1]).pack()).pack())
+    answer = fleet.divide(INDEX, {"a": 1.0, "c": 1.0})
+    assert answer["left_over"] > 0
+    assert "nobody's" in answer["lines"][-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("release", "0.5.10", "engine release: a has 0.5.23, b has 0.5.10"),
+        ("model", "other", "model fingerprint: a has mmmmmmmm, b has other"),
+        ("boundaries", [1, 3], r"boundaries: a has \[1, 2\], b has \[1, 3\]"),
+        ("dataset_sha256", "cd" * 32, "data set's sha256"),
+    ],
+)
+def test_hosts_that_differ_are_refused_and_both_are_named(
+    fleet: Fleet, tmp_path: Path, key: str, value: Any, told: str
+) -> None:
+    taken(fleet, "a", tmp_path / "a")
+    taken(fleet, "b", tmp_path / "b", **{key: value})
+    answer = fleet.divide(INDEX, dict.fromkeys("ab", 1.0))
+    assert set(answer["parts"]) == {"a"}
+    (reason,) = answer["refused"].values()
+    assert re.search(told, reason)
+    assert "Left as it was: everything: production was not touched" in reason
+    assert share(answer, "a") == list(range(120))
+
+
+def test_whoever_holds_samples_says_what_the_data_set_is(fleet: Fleet, tmp_path: Path) -> None:
+    taken(fleet, "a", tmp_path / "a", model="new")
+    taken(fleet, "b", folder(tmp_path / "b", range(5)))
+    answer = fleet.divide(INDEX, dict.fromkeys("ab", 1.0))
+    assert (set(answer["parts"]), set(answer["refused"])) == ({"b"}, {"a"})
+
+
+def test_a_lost_host_that_differs_is_named_with_the_way_to_go_without_it(fleet: Fleet, tmp_path: Path) -> None:
+    taken(fleet, "b", folder(tmp_path / "b", range(5)))
+    fleet.divide(INDEX, {"b": 1.0})
+    taken(fleet, "a", folder(tmp_path / "a", range(6, 9), model="new"), model="new")
+    with pytest.raises(HsError, match=r"b and a may not fill one data set[\s\S]*hs_fleet_forget=b"):
+        fleet.divide(INDEX, {"a": 1.0})
+    answer = fleet.divide(INDEX, {"a": 1.0}, forget=["b"])
+    assert len(share(answer, "a")) == 120
+
+
+def test_a_folder_of_another_release_is_refused_by_its_own_host(tmp_path: Path) -> None:
+    place = folder(tmp_path / "a", range(3))
+    with pytest.raises(HsError, match=r"engine release: the folder has 0.5.23, a run now 0.5.24"):
+        catalogue.take("a", str(place), {**NOW, "release": "0.5.24"})
+
+
+def test_bad_rows_are_nobodys_and_refused_unless_meant(fleet: Fleet, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"input_ids": [1] * n}) + "\n" for n in (3, 0, 5)))
+    index = make_index(str(data), 100, 50, 4)
+    assert list(index.lengths) == [3, 0, 4]
+    taken(fleet, "a", tmp_path / "a", dataset_sha256=index.sha256)
+    with pytest.raises(HsError, match=r"1 of 3 rows[\s\S]*hs_skip_bad_rows"):
+        fleet.divide(index, {"a": 1.0})
+    assert share(fleet.divide(index, {"a": 1.0}, skip_bad_rows=True), "a") == [0, 2]
+
+
+def test_hosts_are_sent_their_rows_alone_where_that_is_less(fleet: Fleet, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"input_ids": [number] * 5}) for number in range(40)) + "\n\n")
+    index = make_index(str(data), 100, 50, None)
+    for host in "ab":
+        taken(fleet, host, tmp_path / host, dataset_sha256=index.sha256)
+    answer = fleet.divide(index, dict.fromkeys("ab", 1.0), source=str(data))
+    for host, part in answer["parts"].items():
+        lines = Path(part["rows"]).read_text().splitlines()
+        assert [json.loads(line)["input_ids"][0] for line in lines] == share(answer, host)
+        assert Share.unpack(Path(part["share"]).read_text()).only == part["only"] != ""
+    assert fleet.divide(index, {"a": 1.0}, source=str(data))["parts"]["a"]["rows"] == ""
+
+
+def test_a_sample_done_twice_is_kept_once_and_by_the_first_host(fleet: Fleet, tmp_path: Path) -> None:
+    for host, done in (("b", range(60)), ("a", range(50, 120))):
+        taken(fleet, host, folder(tmp_path / host, done), dataset_sha256=SHA)
+    (fleet.folder / "index-x.txt").parent.mkdir(parents=True, exist_ok=True)
+    (fleet.folder / f"index-{SHA[:24]}-0-100-100.txt").write_text(INDEX.pack())
+    told = fleet.merge("ab")
+    rows = [json.loads(line) for line in Path(told["path"]).read_text().splitlines()]
+    assert [row["idx"] for row in rows] == list(range(120))
+    assert {row["host"] for row in rows[50:60]} == {"a"}
+    assert rows[7] == {
+        "idx": 7,
+        "host": "b",
+        "file": "hidden_states/hs_7.safetensors",
+        "seq_len": LENGTHS[7],
+        "bytes": size_of(7),
+        "sha256": f"{7:064x}",
+    }
+    assert (told["complete"], told["twice"], told["hosts"]["b"]["samples"]) == (True, 10, 50)
+    line = join(Path(told["path"]), {host: str(tmp_path / host) for host in "ab"}, tmp_path / "all")
+    assert "120 samples joined" in line
+    lines = [json.loads(line) for line in (tmp_path / "all/samples.jsonl").read_text().splitlines()]
+    assert [line["idx"] for line in lines] == list(range(120))
+    assert (tmp_path / "all" / lines[55]["file"]).resolve() == tmp_path / "a/hidden_states/hs_55.safetensors"
+    document = json.loads((tmp_path / "all/manifest.json").read_text())
+    assert (document["counts"]["done"], document["complete"], "run_id" in document) == (120, True, False)
+    # what is missing is said, and nothing that looks whole is left
+    (tmp_path / "b" / catalogue.file_name(3)).unlink()
+    with pytest.raises(HsError, match=r"hs_3\.safetensors"):
+        join(Path(told["path"]), {host: str(tmp_path / host) for host in "ab"}, tmp_path / "all")
+    assert not (tmp_path / "all/manifest.json").exists()
+
+
+def test_one_sample_in_two_sizes_is_an_error_that_names_both(fleet: Fleet, tmp_path: Path) -> None:
+    a, b = folder(tmp_path / "a", range(3)), folder(tmp_path / "b", range(3))
+    (b / catalogue.file_name(1)).write_bytes(bytes(7))
+    book = Manifest(b)
+    book.done(1, catalogue.file_name(1), 7, "0" * 64)
+    book.close()
+    both = [taken(fleet, "a", a), taken(fleet, "b", b)]
+    with pytest.raises(HsError, match=r"sample 1 is .* on a, and .* in 7 bytes on b"):
+        catalogue.merge(both)
+
+
+def test_a_plan_of_a_share_reads_no_data_set(tmp_path: Path) -> None:
+    settings = {
+        "dataset": str(tmp_path / "not there yet.jsonl"),
+        "model": {"vocab_size": 100, "hidden_size": 8, "itemsize": 4},
+        "max_prompt": 100,
+        "cut_to": None,
+        "boundaries": [1, 2],
+        "final": "pre_norm",
+        "output_dir": str(folder(tmp_path / "a", range(10))),
+        "dump_dir": str(tmp_path),
+        "state_dir": str(tmp_path / "state"),
+        "window_s": 3600,
+        "window": "1h",
+        "tokens_per_forward": 0,
+        "in_flight": 4,
+    }
+    found = plan.look(settings, False, 0, Share.of("a", INDEX, range(40)).pack())
+    assert (found["samples"], found["done"], found["work"], found["tokens"]) == (40, 10, True, sum(LENGTHS[:40]))
+    found = plan.look(settings, False, 0, replace(Share.of("a", INDEX, range(10)), owned=10).pack())
+    assert found["work"] is False
+    # not described: its own samples want to be, those that others have too do not
+    (tmp_path / "a/samples.jsonl").unlink()
+    assert plan.look(settings, False, 0, replace(Share.of("a", INDEX, range(10)), owned=1).pack())["work"] is True
+    assert plan.look(settings, False, 0, Share.of("a", INDEX, range(10)).pack())["work"] is False
+    nothing = plan.look({**settings, "output_dir": str(tmp_path / "b")}, False, 0, Share.of("b", INDEX, ()).pack())
+    assert (nothing["work"], nothing["samples"]) == (False, 0)
+    with pytest.raises(HsError, match="its server takes 6"):
+        plan.look({**settings, "max_prompt": 6}, False, 0, Share.of("a", INDEX, range(40)).pack())
+
+
+def test_names_of_hosts_as_files_are_never_the_same() -> None:
+    assert len({safe("a/b"), safe("a_b"), safe("a:b")}) == 3
+    assert safe("node-1.example") == "node-1.example"
+    assert key_of(NOW) != key_of({**NOW, "boundaries": [2, 3]})

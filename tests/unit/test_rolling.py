@@ -1,0 +1,106 @@
+"""How many hosts may leave production at once, and that none leaves after one that did not come back; every ansible-core decides on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "filter_plugins"))
+
+from ansible.errors import AnsibleFilterError  # noqa: E402
+from hs_fleet import at_once, may_leave, places  # noqa: E402
+
+HOSTS = ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "count", "away", "left"),
+    [
+        ("50%", 2, 0, 1),
+        ("50%", 3, 0, 1),
+        ("50%", 5, 0, 2),
+        (2, 3, 0, 1),
+        ("0%", 3, 0, 3),
+        ("2", 5, 1, 2),
+        ("40%", 5, 2, 1),
+    ],
+)
+def test_as_many_leave_as_leave_enough_behind(keep: str | int, count: int, away: int, left: int) -> None:
+    assert may_leave(keep, HOSTS[:count], HOSTS[:away]) == left
+
+
+@pytest.mark.parametrize(
+    ("keep", "away", "told"),
+    [(5, 0, "none may leave"), ("50%", 2, "a, b serve nothing"), ("half", 0, "neither a number")],
+)
+def test_where_none_may_leave_it_is_said(keep: str | int, away: int, told: str) -> None:
+    with pytest.raises(AnsibleFilterError, match=told):
+        may_leave(keep, HOSTS, HOSTS[:away])
+
+
+def test_without_a_wish_all_leave_and_what_one_host_knows_all_do() -> None:
+    assert at_once(HOSTS, {}) == 0
+    assert at_once(HOSTS, {"a": {}, "b": {"hs_out_at_once": "2"}}) == 2
+    assert places(["a", "b"], {"a": {"hs_place_told": "/x"}, "b": {"hs_output_dir": "/y"}}) == {"a": "/x", "b": "/y"}
+
+
+PLAY = """\
+- hosts: sglang
+  gather_facts: false
+  tasks:
+    - ansible.builtin.set_fact: {hs_takes_part: true, hs_came_back: false, hs_out_at_once: 2}
+- hosts: sglang
+  gather_facts: false
+  serial: "{{ groups['sglang'] | hs_at_once(hostvars) }}"
+  strategy: "{{ 'host_pinned' if groups['sglang'] | length > 1 else 'linear' }}"
+  tasks:
+    - ansible.builtin.import_role: {name: preflight, tasks_from: order}
+    - ansible.builtin.debug: {msg: "leaves"}
+    - ansible.builtin.fail: {msg: broken}
+      when: inventory_hostname == broken
+    - ansible.builtin.set_fact: {hs_came_back: true}
+"""
+
+
+@pytest.mark.parametrize(("broken", "leave"), [("none", "abcde"), ("b", "ab"), ("c", "abcd")])
+def test_after_one_that_did_not_come_back_nobody_leaves(tmp_path: Path, broken: str, leave: str) -> None:
+    (tmp_path / "play.yml").write_text(PLAY)
+    hosts = {name: {"ansible_connection": "local"} for name in HOSTS}
+    (tmp_path / "hosts.yml").write_text(json.dumps({"sglang": {"hosts": hosts}}))
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "ANSIBLE_HOME": str(tmp_path),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+    }
+    words = [str(Path(sys.executable).parent / "ansible-playbook"), str(tmp_path / "play.yml")]
+    words += ["-i", str(tmp_path / "hosts.yml"), "-e", f"broken={broken}"]
+    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+    out = done.stdout + done.stderr
+    left = "".join(name for name in HOSTS if f"ok: [{name}] =>" in out)
+    assert (left, done.returncode) == (leave, 0 if broken == "none" else 2), out
+    if broken != "none":
+        assert f"{broken} did not come back into production, so" in out
+
+
+def test_the_inventory_of_three_hosts_asks_for_what_only_an_operator_knows(tmp_path: Path) -> None:
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "ANSIBLE_HOME": str(tmp_path),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+    }
+    words = [str(Path(sys.executable).parent / "ansible-playbook"), "playbooks/plan.yml", "-i", "inventory/fleet"]
+    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+    out = done.stdout + done.stderr
+    assert done.returncode == 2, out
+    for host in ("bw1", "bw2", "bw3"):
+        assert f"ansible_host is not set for {host}" in out
+    assert "inventory/fleet/group_vars/sglang/1_host.yml" in out
