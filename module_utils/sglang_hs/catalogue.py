@@ -31,7 +31,8 @@ def file_name(idx: int) -> str:
 class Catalogue:
     """A host's finished samples, by rising index; tokens and bytes of each. sha256: 32 bytes a sample. files: of those with another name.
 
-    identity: IDENTITY's keys, None where not known yet. share: the open run's, packed; run: its name, empty without one.
+    identity: IDENTITY's keys, None where not known yet. share: the open run's, packed; run: its name, empty without one. remotes: how many samples
+    moved on to each remote (moving.py); there they are under the same names, or in archives.
     """
 
     host: str
@@ -44,6 +45,7 @@ class Catalogue:
     files: Dict[int, str] = field(default_factory=dict)
     run: str = ""
     share: str = ""
+    remotes: Dict[str, int] = field(default_factory=dict)
 
     def pack(self) -> str:
         """As one line of text."""
@@ -54,6 +56,7 @@ class Catalogue:
             "files": {str(idx): name for idx, name in self.files.items()},
             "run": self.run,
             "share": self.share,
+            "remotes": self.remotes,
         }
         columns = {
             "indices": packed.column(self.indices),
@@ -90,13 +93,14 @@ class Catalogue:
 def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: str = "") -> Catalogue:
     """A host's catalogue. ``now``: the identity that a run would have (IDENTITY's keys, as far as known). Reads only.
 
-    Counted is what the book calls done and whose file is there in its size. Raises HsError where the book cannot be read or the folder
+    Counted is what the book calls done and whose file is there in its size, or was moved to a remote. Raises HsError where the book cannot be read or the folder
     belongs to another extraction.
     """
     identity = {key: now.get(key) for key in IDENTITY}
     lengths, sizes, indices = array("I"), array("Q"), array("I")
     hashes = bytearray()
     files: Dict[int, str] = {}
+    remotes: Dict[str, int] = {}
     folder = Path(output)
     if (folder / FILE).is_file():
         book = Manifest(folder, read_only=True)
@@ -105,9 +109,10 @@ def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: s
             refuse_other(host, output, then, now)
             identity.update({key: then[key] for key in IDENTITY if then.get(key) is not None})
             root = str(folder) + os.sep
-            for idx, file, size, length, sha256 in book.done_rows():
+            remotes = book.moved_counts()["roots"]
+            for idx, file, size, length, sha256, moved in book.done_rows():
                 try:
-                    if file is None or os.stat(root + file).st_size != size:
+                    if file is None or not (moved or os.stat(root + file).st_size == size):
                         continue
                 except OSError:
                     continue
@@ -119,7 +124,7 @@ def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: s
                     files[idx] = file
         finally:
             book.close()
-    return Catalogue(host, identity, output, indices, lengths, sizes, bytes(hashes), files, run, share)
+    return Catalogue(host, identity, output, indices, lengths, sizes, bytes(hashes), files, run, share, remotes)
 
 
 def refuse_other(host: str, output: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -272,7 +277,12 @@ def document(merged: Merged, rows: int, tokens: int) -> Dict[str, Any]:
         "complete": len(merged.owner) == rows,
         "rows": "catalogue.jsonl",
         "hosts": {
-            one.host: {"output": one.output, "samples": owned[one.host], "finished": len(one.indices)}
+            one.host: {
+                "output": one.output,
+                "samples": owned[one.host],
+                "finished": len(one.indices),
+                "remotes": one.remotes,
+            }
             for one in merged.catalogues
         },
     }

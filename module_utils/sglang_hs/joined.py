@@ -33,7 +33,8 @@ def join(path: Path, places: Mapping[str, str], to: Path) -> str:
             raise HsError(
                 "the samples of {} are not at {}: no manifest.json".format(host, place or "any place that was named"),
                 UNTOUCHED,
-                "name its output folder as it is seen from here (hs_fleet_place); a host that was lost in the middle has no "
+                _moved(document["hosts"][host])
+                + "name its output folder as it is seen from here (hs_fleet_place); a host that was lost in the middle has no "
                 "description of its samples until it came to its end once",
             )
     (to / "hidden_states").mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ def join(path: Path, places: Mapping[str, str], to: Path) -> str:
             for line in lines:
                 row = json.loads(line)
                 source = Path(places[row["host"]]) / row["file"]
-                _same(source, row)
+                _same(source, row, _moved(document["hosts"][row["host"]]))
                 name = "hidden_states/hs_{}.safetensors".format(row["idx"])
                 _link(source, to / name)
                 owner[row["idx"]] = row["host"]
@@ -80,11 +81,25 @@ def join(path: Path, places: Mapping[str, str], to: Path) -> str:
     return "{:,} samples joined in {}".format(count, to)
 
 
-def _same(source: Path, row: Mapping[str, Any]) -> None:
+def _moved(host: Mapping[str, Any]) -> str:
+    """What to do first where samples of a host moved on."""
+    remotes = sorted(host.get("remotes") or {})
+    return (
+        "copy or mount {} (not as archives: those have readers of their own) and ".format(" and ".join(remotes))
+        if remotes
+        else ""
+    )
+
+
+def _same(source: Path, row: Mapping[str, Any], first: str) -> None:
     try:
         size = source.stat().st_size
     except OSError as error:
-        raise HsError("{}".format(error), UNTOUCHED, "is the host's folder mounted, or copied whole?") from error
+        raise HsError(
+            "{}".format(error),
+            UNTOUCHED,
+            first + "see that the host's folder is mounted, or copied whole (hs_fleet_place)",
+        ) from error
     if size != row["bytes"]:
         raise HsError(
             "{} has {:,} bytes, the catalogue says {:,}".format(source, size, row["bytes"]),

@@ -432,13 +432,12 @@ class Manifest:
                 self._db.execute("UPDATE archives SET state = 'dropped' WHERE id = ?", (number,))
             self.commit()
 
-    def done_rows(self, page: int = 10000) -> Iterator[Tuple[int, Optional[str], int, int, str]]:
-        """(idx, file, bytes, length, sha256) of each finished sample, by idx: what a catalogue needs."""
-        return (
-            row[:5]
-            for row in self._pages("SELECT idx, file, bytes, length, sha256 FROM samples ", DONE, page)
-            if row[4]
-        )
+    def done_rows(self, page: int = 10000) -> Iterator[Tuple[int, Optional[str], int, int, str, bool]]:
+        """(idx, file, bytes, length, sha256, moved) of each finished sample, by idx: what a catalogue needs. moved: its bytes are at a remote."""
+        select = "SELECT samples.idx, file, bytes, length, sha256, {} FROM samples {}"
+        moved = select.format("moved.idx IS NOT NULL", "LEFT JOIN moved ON moved.idx = samples.idx ")
+        rows = self._pages(moved if self._moves else select.format("0", ""), DONE, page, "samples.idx")
+        return ((*row[:5], bool(row[5])) for row in rows if row[4])
 
     def _pages(self, select: str, state: Optional[str], page: int, key: str = "idx", more: str = "") -> Iterator[Any]:
         last = -1
