@@ -112,8 +112,16 @@ class Session:
         self._begin = time.monotonic()
         self._main, there = pty.openpty()
         fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        # below a shell's background job Ctrl-C is ignored, and stays so in every process; a terminal's programs hear it
         self.process = subprocess.Popen(
-            words, stdin=there, stdout=there, stderr=there, cwd=cwd, env=env, start_new_session=True
+            words,
+            stdin=there,
+            stdout=there,
+            stderr=there,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(there)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -118,6 +118,8 @@ class Host:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # below a shell's background job Ctrl-C is ignored, and stays so
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     # -- what is to be seen from outside -------------------------------------------------------------------------
