@@ -39,6 +39,13 @@ def look(wanted: Mapping[str, Any], api_key: str = "", dry: bool = False) -> Dic
     settings = normalise(wanted)
     _folders(settings)
     remote = _remote(settings, dry)
+    if production.ended_by_logout():
+        raise HsError(
+            "this host ends whatever {} started when the last connection closes (KillUserProcesses of logind): neither the run nor "
+            "the guard that brings production back would outlive the link".format(procs.who_am_i()),
+            UNTOUCHED,
+            "run as root (ansible_become: true in the inventory), or have this user named by KillExcludeUsers in /etc/systemd/logind.conf",
+        )
     record = production.take(settings, api_key)
     for key in (
         "state_dir",

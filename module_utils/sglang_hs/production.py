@@ -6,6 +6,7 @@ are read from /proc before it is stopped.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -30,6 +31,20 @@ def has_systemd() -> bool:
 def has_units() -> bool:
     """Whether our jobs and the guard are units: with systemd, and as root. Anyone else gets sessions, as on a host without systemd."""
     return has_systemd() and os.geteuid() == 0
+
+
+def ended_by_logout() -> bool:
+    """Whether logind ends everything that this user started when their last connection closes (KillUserProcesses in logind.conf)."""
+    if not has_systemd() or os.geteuid() == 0:
+        return False
+    words = ["busctl", "--json=short", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"]
+    words += ["org.freedesktop.login1.Manager", "KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers"]
+    try:
+        kills, only, spared = (json.loads(line)["data"] for line in run(words, 20).splitlines())
+    except (HsError, ValueError, KeyError, TypeError):
+        return False  # no logind
+    me = procs.user_name(os.geteuid())
+    return bool(kills) and me not in spared and (not only or me in only)
 
 
 def run(argv: Sequence[str], patience: float) -> str:

@@ -194,6 +194,15 @@ def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote)
     code, out = remote.play("extract", *AS_OP, "-e", json.dumps({**mine, "hs_production_port": 30000}))
     assert code == 2, out
     assert "ansible_become: true" in out
+    # nothing of theirs would outlive the link on such a host: said before anything is done, too
+    conf = "/etc/systemd/logind.conf.d/kill.conf"
+    remote.shell(
+        f"mkdir -p /etc/systemd/logind.conf.d; printf '[Login]\\nKillUserProcesses=yes\\n' > {conf}; systemctl restart systemd-logind"
+    )
+    code, out = remote.play("extract", *settings)
+    assert code == 2, out
+    assert "KillUserProcesses of logind" in out
+    remote.shell(f"rm {conf}; systemctl restart systemd-logind")
     remote.shell(
         # the same command as the unit's, by hand, as op
         "pid=$(systemctl show -p MainPID --value sglang.service); "
