@@ -93,8 +93,8 @@ class Catalogue:
 def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: str = "") -> Catalogue:
     """A host's catalogue. ``now``: the identity that a run would have (IDENTITY's keys, as far as known). Reads only.
 
-    Counted is what the book calls done and whose file is there in its size, or was moved to a remote. Raises HsError where the book cannot be read or the folder
-    belongs to another extraction.
+    Counted is what the book calls done and whose file is there in its size, or was moved to a remote. Raises HsError where the book cannot be read or
+    the folder belongs to another extraction.
     """
     identity = {key: now.get(key) for key in IDENTITY}
     lengths, sizes, indices = array("I"), array("Q"), array("I")
