@@ -54,7 +54,8 @@ class Measured:
 
 def measured(rows: Iterable[Mapping[str, Any]]) -> dict[str, Measured]:
     """What the computation needs, from the report; else assumed."""
-    found = {str(row["name"]): float(row["value"]) for row in rows}
+    scale = {"GB/s": GB}  # to the units below
+    found = {str(row["name"]): float(row["value"]) * scale.get(str(row.get("unit")), 1.0) for row in rows}
     wanted = {
         "path": ("vs_specforge", 0.2 * GB, "bytes/s", "one host's client and writer, all checks made"),
         "book": ("book_size", 250.0, "bytes", "the book, a sample"),

@@ -139,3 +139,11 @@ def test_a_figure_of_the_report_takes_the_place_of_an_assumption() -> None:
     assert not measured([])["book"].known
     book = measured([{"name": "book_size", "value": 77.0}])["book"]
     assert (book.known, book.value) == (True, 77.0) and "measured" in book.source
+
+
+def test_a_measured_rate_comes_in_the_units_of_the_assumed_one() -> None:
+    from bench import capacity
+
+    row = {"name": "vs_specforge", "value": 0.5, "unit": "GB/s"}
+    assert capacity.measured([row])["path"].value == 0.5e9
+    assert capacity.measured([])["path"].value == 0.2e9

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from typing import Any
 
 from .cell import named
@@ -38,7 +40,9 @@ def load() -> dict[str, dict[str, Any]]:
 def save(results: dict[str, dict[str, Any]]) -> None:
     """Keep them, whole, and write the page."""
     new = RESULTS.with_name(RESULTS.name + ".new")
-    new.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    text = json.dumps(results, indent=1, sort_keys=True)
+    home = pwd.getpwuid(os.getuid()).pw_dir  # whose machine it was played on is nobody's business
+    new.write_text(text.replace(f"{home}/.cache", "~/.cache") + "\n")
     new.replace(RESULTS)
     PAGE.write_text(page(results))
 
