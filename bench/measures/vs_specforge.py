@@ -4,7 +4,7 @@ The whole path: from the forward's tensors (2,048 tokens, three boundaries and t
 their place on the same disk, its cache flushed on both sides. SpecForge 0.2.0 (its package from PyPI, unchanged) puts each sample into its
 `SharedDirFeatureStore`: `torch.save` and a rename, by as many threads as our client has here. Its preparation script, which does the same
 inside its own copy of the engine, is no part of the package and was not run. Ours is the capture's hooks and writer, and
-the client's verification: two checksums, every value looked at, the copy compared with its source, fsync, sha256. SpecForge's path has none of these.
+the client's verification: two checksums, every value looked at, the copy read back, fsync, sha256. SpecForge's path has none of these.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ REPEATS = 5
 
 LIMIT = """
 Processor time, on a machine of two cores: the note has what a sample takes of it on either side. Ours computes two CRC-32 and a sha256,
-looks at every value and
-compares the copy with its source; without these nobody would notice a changed bit. With more cores than two (the client works on as many samples
+looks at every value
+and reads the copy back; without these nobody would notice a changed bit. With more cores than two (the client works on as many samples
 at once as it has prompts in flight), or a disk slower than that, both sides wait for the disk.
 """
 

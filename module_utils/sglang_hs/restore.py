@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import ending, fsio, procs, production, server, shm, spawn, steps
+from . import ending, fsio, procs, production, server, shm, spawn, steps, units
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id, closed_runs
@@ -25,13 +25,14 @@ from .journal import Journal, Paths, boot_id, closed_runs
 RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
 RETRY_AFTER = 60.0
 STEP_PATIENCE = 180.0  # for a forward step of the run that is at work when a restore begins
-TIMER = "sglang-hs-guard.timer"
 GUARD_PERIOD = 30.0  # it looks more often than that
 BEGIN_PATIENCE = 30.0  # for a run that is beginning: it measures production's decode rate meanwhile
 SLOWER = 0.95  # of the decode rate before the run: told, not fatal
 STRANGER_PATIENCE = 60.0  # for whoever else listens on production's port; it may be a server that warms up, production itself cannot come
 SYSTEMCTL_PATIENCE = 25.0
-UNIT_FOLDERS = ("/run/systemd/system", "/etc/systemd/system")
+# seconds from TERM to KILL. Nobody but the client asks the extraction server, and SGLang looks for a TERM only every five seconds, to end
+# its own processes with KILL then: production need not wait for that (its unit says the same)
+SERVER_GRACE = 1.0
 
 
 class Report:
@@ -155,12 +156,12 @@ def _stop_extraction(paths: Paths, journal: Journal, report: Report) -> None:
     segments: Dict[str, int] = {}
     with contextlib.suppress(HsError):
         segments.update(fsio.read_json(journal.folder / steps.SEGMENTS) or {})
-    for name in ("client", "server"):
+    for name, grace in (("client", min(patience, 30)), ("server", SERVER_GRACE)):
         try:
             members = Job(name, journal.folder).members()
             report.ended += members
             segments.update(shm.mapped(one.pid for one in members))
-            if Job(name, journal.folder).stop(min(patience, 30)):
+            if Job(name, journal.folder).stop(grace):
                 report.say("stopped the extraction {}".format(name), changed=True)
         except HsError as error:
             failures.append(str(error))
@@ -321,8 +322,9 @@ def _disarm() -> None:
     """Take the guard away: with systemd its timer and every unit of the run; without, it ends by itself with the journal."""
     if not production.has_units():
         return
-    _systemctl("disable", "--now", TIMER)
-    for unit in _unit_files():
+    # enabled until its files go, one right after the other: a power cut before that leaves a guard that ends this after the boot
+    _systemctl("stop", units.TIMER)
+    for unit in units.files():
         unit.unlink()
     _systemctl("daemon-reload")
     _systemctl("reset-failed", "sglang-hs-*")
@@ -337,12 +339,6 @@ def _systemctl(*words: str) -> None:
         check=False,
         timeout=SYSTEMCTL_PATIENCE,
     )
-
-
-def _unit_files() -> List[Path]:
-    """The files of a run's units. Not the folders of that name: drop-ins are the host's own."""
-    found = (unit for folder in UNIT_FOLDERS for unit in sorted(Path(folder).glob("sglang-hs-*")))
-    return [unit for unit in found if unit.is_file() or unit.is_symlink()]
 
 
 def _keep_result(paths: Paths, journal: Journal) -> None:
@@ -360,7 +356,7 @@ def _without_journal(paths: Paths, report: Report) -> None:
     except HsError as error:
         report.failures.append(str(error))
     _dead_lock(paths, report)
-    if production.has_units() and _unit_files():
+    if production.has_units() and units.files():
         try:
             _disarm()
             report.say("removed units of a run that is closed", changed=True)
@@ -450,7 +446,7 @@ def guard_once(state_dir: str) -> Optional[Report]:
 
 def _left_behind(paths: Paths) -> None:
     """Take away the units of a run that is closed, whose restore was ended before it could; end one that hangs there."""
-    if not (production.has_units() and _unit_files()):
+    if not (production.has_units() and units.files()):
         return
     if fsio.held(paths.restoring):
         closed = [float(run["closed"]["at"]) for run in closed_runs(paths) if "closed" in run]
@@ -459,7 +455,7 @@ def _left_behind(paths: Paths) -> None:
         return
     # whoever begins a run holds it until the journal is there, and writes units only then
     with contextlib.suppress(HsError, OSError, subprocess.SubprocessError), fsio.mutex(paths.mutex, BEGIN_PATIENCE):
-        if _unit_files() and not paths.journal.exists() and not paths.lock.exists():
+        if units.files() and not paths.journal.exists() and not paths.lock.exists():
             _disarm()
 
 
@@ -513,10 +509,10 @@ def guard_state(journal: Journal) -> Dict[str, Any]:
         }
     if not production.has_units():
         return {"kind": "process", "alive": False, "detail": "it was never started"}
-    words = ["systemctl", "is-active", TIMER]
+    words = ["systemctl", "is-active", units.TIMER]
     out = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
     state = out.decode().strip() or "unknown"
-    return {"kind": "timer", "alive": state == "active", "detail": "{} is {}".format(TIMER, state)}
+    return {"kind": "timer", "alive": state == "active", "detail": "{} is {}".format(units.TIMER, state)}
 
 
 def may_end(state_dir: str, operator: str, take_over: bool) -> None:

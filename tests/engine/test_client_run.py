@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -380,8 +381,8 @@ def test_what_was_checked_is_what_is_kept_also_when_a_late_forward_writes_the_du
     """On one file system the dump is moved, not copied. Another file of that name, put there during the check, must not slip in."""
     original, late = output.check_data, []
 
-    def slowly(path: Path, header: Any, ids: List[int], copy_to: Any = None) -> str:
-        told = original(path, header, ids, copy_to)
+    def slowly(path: Path, header: Any, ids: List[int]) -> str:
+        told = original(path, header, ids)
         dump = setup.engine.dump / "done" / (sequence_name(ids) + ".safetensors")
         dump.write_bytes(b"a second dump, never looked at")
         late.append(dump)
@@ -391,6 +392,57 @@ def test_what_was_checked_is_what_is_kept_also_when_a_late_forward_writes_the_du
     code, result = setup.run()
     assert code == 0 and late, result
     setup.check()
+
+
+@pytest.fixture
+def apart(setup: Setup) -> Iterator[Setup]:
+    """The output on another file system than the dumps, as on every real host: samples are copied, not renamed."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if os.stat(folder).st_dev == os.stat(str(setup.engine.dump)).st_dev:
+            pytest.skip("this machine has its temporary files in memory")
+        setup.output = Path(folder) / "out"
+        setup.document["output_dir"] = str(setup.output)
+        yield setup
+
+
+def test_samples_are_copied_to_another_file_system_exactly(apart: Setup) -> None:
+    code, result = apart.run()
+    assert code == 0, result
+    apart.check()
+    assert (apart.output / "hidden_states" / "hs_0.safetensors").stat().st_mode & 0o777 == 0o644 & ~_umask()
+
+
+def test_a_copy_with_a_changed_bit_is_refused_by_name_and_made_again(
+    apart: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, broken = output._copy, set()
+
+    def failing(path: Path, to: Path) -> None:
+        original(path, to)
+        if path.name not in broken:
+            broken.add(path.name)
+            with to.open("r+b") as handle:
+                handle.seek(-1, os.SEEK_END)
+                last = handle.read(1)[0]
+                handle.seek(-1, os.SEEK_END)
+                handle.write(bytes([last ^ 1]))
+
+    monkeypatch.setattr(output, "_copy", failing)
+    code, result = apart.run()
+    assert code == 0, result
+    assert len(broken) == len(ROWS) - 2
+    apart.check()
+    broken.clear()
+    for path in (apart.output / "hidden_states").iterdir():
+        path.unlink()
+    code, result = apart.run(retries=0)
+    assert code == 5 and "differs from the dump" in result["message"] and "failing disk" in result["message"], result
+
+
+def _umask() -> int:
+    old = os.umask(0o022)
+    os.umask(old)
+    return old
 
 
 def test_resume_verifies_and_redoes_only_what_is_wrong(setup: Setup) -> None:

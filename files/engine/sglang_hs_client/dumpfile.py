@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -11,7 +10,7 @@ import zlib
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 
@@ -109,10 +108,10 @@ def check_header(path: Path, length: int, name: str, expected: Expected) -> Head
     return header
 
 
-def check_data(path: Path, header: Header, ids: List[int], copy_to: Optional[Path] = None) -> str:
+def check_data(path: Path, header: Header, ids: List[int]) -> str:
     """Read the file once: token ids equal ``ids``, every state finite, none all zero, the capture's CRC-32. Returns the file's sha256.
 
-    With ``copy_to`` the same pass writes a copy there, fsynced. Memory: one block.
+    Memory: one block.
     """
     total = hashlib.sha256()
     spans = sorted((entry["data_offsets"], name, entry["dtype"]) for name, entry in header.tensors.items())
@@ -120,16 +119,14 @@ def check_data(path: Path, header: Header, ids: List[int], copy_to: Optional[Pat
         bytearray(min(BLOCK, header.size + -header.size % 8))
     )  # a small sample does not pay for a large block
     crc = 0  # of the data, without the header
-    with path.open("rb", buffering=0) as source, _copy(copy_to) as target:
+    with path.open("rb", buffering=0) as source:
 
         def read(size: int) -> memoryview:
-            """The next ``size`` bytes at most, hashed and copied on the way; valid until the next call."""
+            """The next ``size`` bytes at most, hashed on the way; valid until the next call."""
             count = source.readinto(block[:size])
             if not count:
                 raise SampleFault("the dump ended while it was read")
             total.update(block[:count])
-            if target is not None:
-                _write_all(target, block[:count])
             return block[:count]
 
         left = header.start
@@ -161,8 +158,6 @@ def check_data(path: Path, header: Header, ids: List[int], copy_to: Optional[Pat
                     crc, header.metadata.get("crc32")
                 )
             )
-        if target is not None:
-            os.fsync(target)
     return total.hexdigest()
 
 
@@ -173,24 +168,6 @@ def _look(values: torch.Tensor) -> Tuple[bool, bool]:
     """
     least, greatest = (float(end) for end in torch.aminmax(values))
     return math.isfinite(least) and math.isfinite(greatest), bool(least or greatest)
-
-
-@contextlib.contextmanager
-def _copy(path: Optional[Path]) -> Iterator[Optional[int]]:
-    """A file to write the copy to, None where none is wanted."""
-    if path is None:
-        yield None
-        return
-    fd = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _write_all(fd: int, view: memoryview) -> None:
-    while len(view):
-        view = view[os.write(fd, view) :]
 
 
 def _check_ids(found: bytes, ids: List[int]) -> None:

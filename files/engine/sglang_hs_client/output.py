@@ -85,30 +85,32 @@ class Output:
         final = self.folder / file_name(idx)
         part = final.with_name(".{}.part".format(final.name))
         try:
-            if os.stat(str(dump)).st_dev == os.stat(str(final.parent)).st_dev:
-                # taken first, checked then: a late forward of a prompt that was asked again could put another file in its place
+            moved = os.stat(str(dump)).st_dev == os.stat(str(final.parent)).st_dev
+            # taken first, checked then: what is looked at is the very file that stays, whatever a late forward of a prompt that was asked
+            # again puts in the dump's place, and whatever the copy did to it
+            if moved:
                 os.replace(str(dump), str(part))
-                try:
-                    header = check_header(part, len(ids), name, expected)
-                    total = check_data(part, header, ids)
-                    _sync_file(part)
-                    os.replace(str(part), str(final))
-                except BaseException:
+            try:
+                if not moved:
+                    _copy(dump, part)
+                header = check_header(part, len(ids), name, expected)
+                total = check_data(part, header, ids)
+                _sync_file(part)
+                os.replace(str(part), str(final))
+            except SampleFault as error:
+                if not moved and not same_bytes(dump, part):
+                    raise SampleFault(
+                        "the copy of the dump in {} differs from the dump ({}): a failing disk?".format(
+                            self.folder, error
+                        )
+                    ) from error
+                raise
+            finally:
+                if moved:
                     with contextlib.suppress(OSError):
                         os.replace(str(part), str(dump))  # for the quarantine
-                    raise
-            else:
-                header = check_header(dump, len(ids), name, expected)
-                try:
-                    total = check_data(dump, header, ids, copy_to=part)
-                    if not same_bytes(dump, part):
-                        raise SampleFault(
-                            "the copy of the dump in {} differs from the dump: a failing disk?".format(self.folder)
-                        )
-                    os.replace(str(part), str(final))
-                except BaseException:
+                else:
                     remove(part)
-                    raise
             sync_folder(final.parent)
         except OSError as error:
             raise self.fault(error) from error
@@ -166,6 +168,12 @@ class Output:
             "the samples that are done; each is whole",
             "make room (or mend the file system) and run again: it goes on where it stopped",
         )
+
+
+def _copy(path: Path, to: Path) -> None:
+    """A copy inside the kernel; a checksum of what arrived is the caller's."""
+    os.close(os.open(str(to), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+    shutil.copyfile(str(path), str(to))
 
 
 def _sync_file(path: Path) -> None:

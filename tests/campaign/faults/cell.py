@@ -228,8 +228,8 @@ def _judge_code(strikes: list[Strike], result: Result) -> None:
         for book, other, log in strike.others:
             told = " ".join(log.read_text().split())
             refused = other.returncode == 2 and "matrix@controller" in told
-            # on a busy machine the run may be over before the second operator's playbook gets to it
-            came_late = other.returncode == 0 and ("no run is open" in told or "nothing to do" in told)
+            # on a busy machine the run may be over before his second playbook; his first must have met it
+            came_late = book == RESTORE_BOOK and other.returncode == 0 and "no run is open" in told
             if not (refused or came_late) and (strike.step in FORWARD or other.returncode not in (0, 2)):
                 result.problems.append(f"the second operator's {book}: {other.returncode}: {_words(told)}")
 

@@ -135,7 +135,7 @@ def _fails(strike: Strike) -> None:
     if strike.step == "launch":
         strike.signal_unit(SERVER, "KILL")
     elif strike.step in ("canary", "extract"):
-        strike.host.inside("pkill -KILL -f 'sglang::scheduler' || true")
+        strike.host.inside("pkill -KILL -f '[s]glang::scheduler' || true")  # the brackets: not the shell that says it
     elif strike.step == "check production":
         until = time.monotonic() + 30
         while not strike.main_pid(UNIT) and time.monotonic() < until:

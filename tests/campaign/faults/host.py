@@ -160,7 +160,7 @@ class FaultHost:
             "--wd=/",
         ]
         done = subprocess.run(
-            [*words, "/bin/sh", "-c", script],
+            [*words, "/bin/sh", "-c", f"cd /; {script}"],
             capture_output=True,
             text=True,
             timeout=60,

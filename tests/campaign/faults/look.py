@@ -119,7 +119,8 @@ def tree(source: Path) -> dict[str, str]:
 def samples(output: Path) -> dict[str, object]:
     """Accepted samples, and those of them that are not there with the bytes of their record."""
     book = output / "manifest.sqlite"
-    if not book.exists():
+    # on a full disk the client came no further than to an empty file
+    if not book.exists() or not sqlite3.connect(book).execute("SELECT 1 FROM sqlite_master").fetchone():
         return {"accepted": 0, "wrong": [], "stray": sorted(path.name for path in output.rglob("*.tmp*"))}
     rows = sqlite3.connect(book).execute("SELECT idx, file, bytes, sha256 FROM samples WHERE state = 'done'").fetchall()
     wrong = []
