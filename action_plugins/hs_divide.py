@@ -12,7 +12,7 @@ from ansible.plugins.action import ActionBase
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
 from sglang_hs import joined
-from sglang_hs.errors import HsError
+from sglang_hs.errors import HsError, told
 from sglang_hs.fleet import Fleet
 from sglang_hs.share import Index
 
@@ -31,6 +31,8 @@ class ActionModule(ActionBase):
             result.update(self._work(), changed=False)
         except HsError as error:
             result.update(failed=True, msg=str(error))
+        except OSError as error:
+            result.update(failed=True, msg=str(told(error)))
         return result
 
     def _work(self) -> dict[str, Any]:
@@ -38,13 +40,13 @@ class ActionModule(ActionBase):
         fleet = Fleet(given["dir"])
         # older ansible-cores hand numbers over as text
         hosts = {str(host): float(share) for host, share in given["hosts"].items()}
+        forget = [str(host) for host in given.get("forget") or []]
         if not boolean(given.get("merge", False)):
             index = Index.unpack((fleet.folder / given["index"]).read_text(encoding="utf-8"))
-            forget = [str(host) for host in given.get("forget") or []]
             skip = boolean(given.get("skip_bad_rows", False))
             return fleet.divide(index, hosts, forget, skip, str(given.get("source") or ""))
-        told = fleet.merge(hosts)
+        merged = fleet.merge(hosts, forget)
         if given.get("join"):
             places = {str(host): str(place) for host, place in (given.get("places") or {}).items()}
-            told["lines"] = [*told["lines"], joined.join(Path(told["path"]), places, Path(given["join"]))]
-        return told
+            merged["lines"] = [*merged["lines"], joined.join(Path(merged["path"]), places, Path(given["join"]))]
+        return merged

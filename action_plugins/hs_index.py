@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
 from sglang_hs import dataset, fleet
-from sglang_hs.errors import HsError
+from sglang_hs.errors import HsError, told
 
 
 class ActionModule(ActionBase):
@@ -30,6 +30,8 @@ class ActionModule(ActionBase):
                 result.update(self._here(str(given["source"]), given["settings"], known))
             except HsError as error:
                 result.update(failed=True, msg=str(error))
+            except OSError as error:
+                result.update(failed=True, msg=str(told(error)))
         else:
             words = {**given, "known": known}
             result.update(self._execute_module(module_name="hs_index", module_args=words, task_vars=task_vars))

@@ -13,7 +13,11 @@ options:
   dir: {description: Folder on the controller with catalogues and index., type: path, required: true}
   index: {description: File of the index in that folder., type: str, default: ''}
   hosts: {description: 'Hosts whose catalogue was just taken, each with its share.', type: dict, required: true}
-  forget: {description: Hosts whose kept catalogues are to be removed., type: list, elements: str, default: []}
+  forget:
+    description: Hosts whose kept catalogues do not count. With O(merge) they are set aside for good, under another name; a division changes nothing.
+    type: list
+    elements: str
+    default: []
   skip_bad_rows: {description: Go without rows that are no valid samples., type: bool, default: false}
   source: {description: The data set on the controller; hosts then get their rows alone where that is less., type: str, default: ''}
   merge: {description: Write the catalogue over all hosts instead., type: bool, default: false}

@@ -24,7 +24,7 @@ def run(place: Place) -> Iterator[Figure]:
     from array import array
 
     from sglang_hs.catalogue import Catalogue
-    from sglang_hs.fleet import Fleet, index_name, write
+    from sglang_hs.fleet import Fleet, key_of, write
     from sglang_hs.share import Index
 
     chance = random.Random(1)
@@ -34,7 +34,7 @@ def run(place: Place) -> Iterator[Figure]:
     index = Index(sha256, lengths, None, 16384)
     identity = {"dataset_sha256": sha256, "cut_to": None, "boundaries": [3, 31, 59], "final": "pre_norm"}
     fleet = Fleet(str(place.disk / "fleet"))
-    write(fleet.folder / index_name(sha256, None, 16384, 163840), index.pack())
+    write(fleet.folder / key_of(identity) / "index", index.pack())
     names = [f"host{number}" for number in range(HOSTS)]
     for number, name in enumerate(names):
         # the first rows of the next host's part too

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,7 @@ from .manifest import FILE, Manifest
 IDENTITY = ("dataset_sha256", "cut_to", "model", "hidden_size", "boundaries", "final", "dtype", "release")
 NAMES = {"release": "engine release", "model": "model fingerprint", "dataset_sha256": "data set's sha256"}
 
-
-def file_name(idx: int) -> str:
-    """Where the client puts a sample, relative to its output folder."""
-    return "hidden_states/hs_{}.safetensors".format(idx)
+PLACE = "hidden_states/hs_%d.safetensors"  # where the client puts a sample, relative to its output folder
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,6 @@ class Catalogue:
             **header,
         )
 
-    def file(self, idx: int) -> str:
-        """The file of a sample, relative to ``output``."""
-        return self.files.get(idx) or file_name(idx)
-
     @property
     def tokens(self) -> int:
         """Of all its samples."""
@@ -120,8 +114,14 @@ def take(host: str, output: str, now: Mapping[str, Any], run: str = "", share: s
                 lengths.append(length)
                 sizes.append(size)
                 hashes += bytes.fromhex(sha256)
-                if file != file_name(idx):
+                if file != PLACE % idx:
                     files[idx] = file
+        except sqlite3.Error as error:
+            raise HsError(
+                "{} of {} cannot be read: {}".format(folder / FILE, host, error),
+                "everything: it was only read",
+                "look whether its disk is full or failing, or its share is gone; then start again",
+            ) from error
         finally:
             book.close()
     return Catalogue(host, identity, output, indices, lengths, sizes, bytes(hashes), files, run, share, remotes)
@@ -154,74 +154,71 @@ def refusals(catalogues: Sequence[Catalogue]) -> Dict[str, str]:
     if not catalogues:
         return {}
     first, refused = reference(catalogues), {}
-    for one in catalogues:
-        other = [
-            key
-            for key in IDENTITY
-            if first.identity.get(key) is not None
-            and one.identity.get(key) is not None
-            and first.identity[key] != one.identity[key]
-        ]
-        if other:
-            told = "; ".join(
-                "{}: {} has {}, {} has {}".format(
-                    NAMES.get(key, key), first.host, first.identity[key], one.host, one.identity[key]
-                )
-                for key in other
+    # key -> (its value, who says so): what the reference does not know is the first other's to say, so that no two differ in it
+    known: Dict[str, Tuple[Any, str]] = {}
+    for one in [first] + sorted((one for one in catalogues if one is not first), key=lambda one: one.host):
+        mine = {key: one.identity[key] for key in IDENTITY if one.identity.get(key) is not None}
+        other = [key for key in mine if key in known and known[key][0] != mine[key]]
+        if not other:
+            for key in mine:
+                known.setdefault(key, (mine[key], one.host))
+            continue
+        against = known[other[0]][1]
+        told = "; ".join(
+            "{}: {} has {}, {} has {}".format(NAMES.get(key, key), known[key][1], known[key][0], one.host, mine[key])
+            for key in other
+        )
+        refused[one.host] = str(
+            HsError(
+                "{} and {} may not fill one data set: {}".format(one.host, against, told),
+                "everything: production was not touched",
+                "make them alike, or leave one out: --limit for a host that is there, hs_fleet_forget={} for what is kept of it".format(
+                    against
+                ),
             )
-            refused[one.host] = str(
-                HsError(
-                    "{} and {} may not fill one data set: {}".format(one.host, first.host, told),
-                    "everything: production was not touched",
-                    "make them alike, or leave one out: --limit for a host that is there, hs_fleet_forget={} for what is kept of it".format(
-                        first.host
-                    ),
-                )
-            )
+        )
     return refused
 
 
 @dataclass(frozen=True)
 class Merged:
-    """Whose each sample is. owner: index -> (number of the catalogue, place in it); twice: samples that two hosts finished."""
+    """Whose each sample is. owner: by index, the number of the catalogue from 1, 0 of a sample that nobody has; place: where it is in that one.
+
+    samples: how many there are, tokens and bytes: theirs, each counted once; twice: samples that two hosts finished; owned: by catalogue.
+    """
 
     catalogues: List[Catalogue]
-    owner: Dict[int, Tuple[int, int]]
+    owner: "array[int]"
+    place: "array[int]"
+    samples: int
+    tokens: int
+    bytes: int
     twice: int
+    owned: List[int]
 
     def counts(self) -> Dict[str, int]:
         """Host -> samples that are its."""
-        owned = [0] * len(self.catalogues)
-        for number, _ in self.owner.values():
-            owned[number] += 1
-        return {one.host: count for one, count in zip(self.catalogues, owned)}
+        return {one.host: count for one, count in zip(self.catalogues, self.owned)}
 
-    @property
-    def tokens(self) -> int:
-        """Of all samples, each once."""
-        return sum(self.catalogues[one].lengths[place] for one, place in self.owner.values())
-
-    @property
-    def bytes(self) -> int:
-        """Of their files."""
-        return sum(self.catalogues[one].sizes[place] for one, place in self.owner.values())
+    def has(self, idx: int) -> bool:
+        """Whether anybody finished a sample."""
+        return idx < len(self.owner) and self.owner[idx] > 0
 
     def lines(self) -> Iterator[str]:
         """Each sample once, by rising index, as JSON: idx, host, file, seq_len (tokens), bytes, sha256. By hand: there are a million."""
-        hosts = [json.dumps(one.host) for one in self.catalogues]
-        prefix = "hidden_states/hs_"
-        for idx in sorted(self.owner):
-            one, place = self.owner[idx]
-            found = self.catalogues[one]
-            file = found.files.get(idx)
-            yield '{"idx":%d,"host":%s,"file":%s,"seq_len":%d,"bytes":%d,"sha256":"%s"}\n' % (
-                idx,
-                hosts[one],
-                json.dumps(file) if file else '"%s%d.safetensors"' % (prefix, idx),
-                found.lengths[place],
-                found.sizes[place],
-                found.sha256[32 * place : 32 * place + 32].hex(),
-            )
+        rest = ',"seq_len":%d,"bytes":%d,"sha256":"%s"}\n'
+        sources = []
+        for one in self.catalogues:
+            head = '{"idx":%d,"host":' + json.dumps(one.host).replace("%", "%%") + ',"file":'
+            sources.append((head + json.dumps(PLACE) + rest, head, one.files, one.lengths, one.sizes, one.sha256.hex()))
+        for idx, (number, place) in enumerate(zip(self.owner, self.place)):
+            if number:
+                line, head, files, lengths, sizes, sha256 = sources[number - 1]
+                told = (lengths[place], sizes[place], sha256[64 * place : 64 * place + 64])
+                if idx in files:
+                    yield head % idx + json.dumps(files[idx]) + rest % told
+                else:
+                    yield line % (idx, idx, *told)
 
 
 def merge(catalogues: Sequence[Catalogue]) -> Merged:
@@ -233,35 +230,41 @@ def merge(catalogues: Sequence[Catalogue]) -> Merged:
     if refused:
         raise HsError(refused[min(refused)])
     ordered = sorted(catalogues, key=lambda one: one.host)
-    owner: Dict[int, Tuple[int, int]] = {}
-    twice = 0
-    for number, found in enumerate(ordered):
-        lengths, sizes = found.lengths, found.sizes
+    # columns by index, not an object a sample: there are a million
+    rows = max((one.indices[-1] + 1 for one in ordered if len(one.indices)), default=0)
+    owner, places = array("I", bytes(4 * rows)), array("I", bytes(4 * rows))
+    owned = [len(one.indices) for one in ordered]
+    tokens, size = sum(sum(one.lengths) for one in ordered), sum(sum(one.sizes) for one in ordered)
+    for number, found in enumerate(ordered, 1):
         for place, idx in enumerate(found.indices):
-            known = owner.setdefault(idx, (number, place))
-            if known[0] == number:
+            if not owner[idx]:
+                owner[idx], places[idx] = number, place
                 continue
-            first = ordered[known[0]]
-            twice += 1
-            if (first.lengths[known[1]], first.sizes[known[1]]) != (lengths[place], sizes[place]):
+            first, at = ordered[owner[idx] - 1], places[idx]
+            if (first.lengths[at], first.sizes[at]) != (found.lengths[place], found.sizes[place]):
                 raise HsError(
                     "sample {} is {} tokens in {} bytes on {}, and {} tokens in {} bytes on {}".format(
                         idx,
-                        first.lengths[known[1]],
-                        first.sizes[known[1]],
+                        first.lengths[at],
+                        first.sizes[at],
                         first.host,
-                        lengths[place],
-                        sizes[place],
+                        found.lengths[place],
+                        found.sizes[place],
                         found.host,
                     ),
                     "everything: no catalogue was written",
                     "look at both files (python -m sglang_hs_client verify --checksums on both hosts); remove what is wrong there",
                 )
-    return Merged(ordered, owner, twice)
+            owned[number - 1] -= 1
+            tokens -= found.lengths[place]
+            size -= found.sizes[place]
+    samples = sum(owned)
+    twice = sum(len(one.indices) for one in ordered) - samples
+    return Merged(ordered, owner, places, samples, tokens, size, twice, owned)
 
 
-def document(merged: Merged, rows: int, tokens: int) -> Dict[str, Any]:
-    """catalogue.json: the data set over all hosts. ``rows``, ``tokens``: of its valid samples."""
+def document(merged: Merged, rows: int, tokens: int, missing: int) -> Dict[str, Any]:
+    """catalogue.json: the data set over all hosts. ``rows``, ``tokens``: of its valid samples; ``missing``: how many of these nobody has."""
     known: Dict[str, Optional[Any]] = {}
     for one in merged.catalogues:
         known.update({key: value for key, value in one.identity.items() if value is not None})
@@ -269,12 +272,12 @@ def document(merged: Merged, rows: int, tokens: int) -> Dict[str, Any]:
     return {
         "format": 1,
         "identity": known,
-        "samples": len(merged.owner),
+        "samples": merged.samples,
         "tokens": merged.tokens,
         "bytes": merged.bytes,
         "twice": merged.twice,
         "of": {"samples": rows, "tokens": tokens},
-        "complete": len(merged.owner) == rows,
+        "complete": not missing,
         "rows": "catalogue.jsonl",
         "hosts": {
             one.host: {

@@ -1,8 +1,10 @@
 """One data set over several hosts, as the controller sees it: who has finished what, who is to do the rest. Everything here is on the controller.
 
     FOLDER/index-*.txt            a data set's lengths, once read
+    FOLDER/KEY/index              those that it was divided by last
     FOLDER/now/HOST.txt           a host's catalogue as it was just taken
     FOLDER/KEY/HOST.txt           the same, kept: a host that is lost later has not lost what it had finished
+    FOLDER/KEY/HOST.forgotten     what was kept of a host, and counts no more (hs_fleet_forget)
     FOLDER/KEY/share/HOST.txt     a host's share; .jsonl: its rows, where only they are sent
     FOLDER/KEY/catalogue.jsonl    all hosts' samples; catalogue.json: what they are
 
@@ -17,11 +19,12 @@ import os
 import re
 from array import array
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from . import catalogue, dataset, fsio
-from .catalogue import Catalogue
+from .catalogue import Catalogue, Merged
 from .division import divide
 from .errors import HsError
 from .share import Index, Share
@@ -34,11 +37,9 @@ def safe(name: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Whole or not at all, also after a power cut: what is kept of a lost host is nowhere else."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(".{}.{}".format(path.name, os.getpid()))
-    part.write_text(text, encoding="utf-8")
-    os.replace(str(part), str(path))
+    fsio.write_text(path, text, 0o644)
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -73,13 +74,24 @@ class Fleet:
         """What was just taken of these hosts."""
         return [self._read(self.folder / "now" / (safe(host) + ".txt")) for host in sorted(hosts)]
 
-    def kept(self, key: str, but: Iterable[str], forget: Iterable[str] = ()) -> List[Catalogue]:
-        """What is kept of other hosts than ``but``; what is kept of ``forget`` is removed."""
-        for host in forget:
-            (self.folder / key / (safe(host) + ".txt")).unlink()
-        found = [self._read(path) for path in sorted((self.folder / key).glob("*.txt"))]
-        without = set(but)
-        return [one for one in found if one.host not in without]
+    def kept(self, key: str, but: Iterable[str]) -> List[Catalogue]:
+        """What is kept of other hosts than ``but``."""
+        without = {safe(host) + ".txt" for host in but}
+        return [self._read(path) for path in sorted((self.folder / key).glob("*.txt")) if path.name not in without]
+
+    def forget(self, key: str, hosts: Sequence[str], for_good: bool = False) -> None:
+        """See that something is kept of these hosts, or was; ``for_good``: set it aside. Raises HsError for a host of which nothing is known."""
+        kept = [self.folder / key / (safe(host) + ".txt") for host in hosts]
+        for host, path in zip(hosts, kept):
+            if not (path.is_file() or path.with_suffix(".forgotten").is_file()):
+                raise HsError(
+                    "nothing is kept of {} for this data set".format(host),
+                    "everything: nothing was divided",
+                    "take it out of hs_fleet_forget",
+                )
+        for path in kept:
+            if for_good and path.is_file():
+                os.replace(str(path), str(path.with_suffix(".forgotten")))
 
     def keep(self, key: str, catalogues: Iterable[Catalogue]) -> None:
         """What was just taken of these hosts is what is kept of them."""
@@ -107,6 +119,7 @@ class Fleet:
     ) -> Dict[str, Any]:
         """Give each host of ``shares`` (name -> its weight) its part of what nobody has finished.
 
+        ``forget``: hosts whose kept samples do not count; they are forgotten for good by :meth:`merge`, as a plan divides too.
         ``source``: the data set on the controller, where hosts are to be sent their rows. Returns {parts: host -> {share (file), samples,
         tokens, done, todo, rows (file, empty: none)}, refused: host -> why, lines, key, ...}. Raises HsError where nothing can be divided.
         """
@@ -120,14 +133,8 @@ class Fleet:
             )
         present = self.present(shares)
         key = key_of(catalogue.reference(present).identity)
-        unknown = [host for host in forget if not (self.folder / key / (safe(host) + ".txt")).is_file()]
-        if unknown:
-            raise HsError(
-                "nothing is kept of {} for this data set".format(unknown[0]),
-                "everything: nothing was divided",
-                "take it out of hs_fleet_forget",
-            )
-        kept = self.kept(key, shares, forget)
+        self.forget(key, forget)
+        kept = self.kept(key, [*shares, *forget])
         refused = catalogue.refusals(present + kept)
         lost = sorted(one.host for one in kept if one.host in refused)
         if lost:
@@ -139,13 +146,18 @@ class Fleet:
         self.keep(key, accepted)
         if not accepted:
             return {"parts": {}, "refused": refused, "lines": [], "key": key, "lost": []}
-        merged = catalogue.merge(accepted + kept)
+        merged = _merged(accepted + kept, index)
+        write(self.folder / key / "index", index.pack())
         open_shares = {one.host: Share.unpack(one.share) for one in accepted if one.share}
         owned = merged.counts()
-        taken = set(merged.owner)
+        taken: Set[int] = set()
         for share in open_shares.values():
             taken.update(share.indices)
-        todo = [(idx, tokens) for idx, tokens in enumerate(index.lengths) if tokens and idx not in taken]
+        todo = [
+            (idx, tokens)
+            for idx, tokens in enumerate(index.lengths)
+            if tokens and not merged.has(idx) and idx not in taken
+        ]
         free = {one.host: shares[one.host] for one in accepted if not one.run}
         parts = divide(todo, free, index.sha256) if free else {}
         answer: Dict[str, Any] = {"parts": {}, "refused": refused, "key": key, "lost": [one.host for one in kept]}
@@ -173,7 +185,7 @@ class Fleet:
                 only=only,
             )
         whole = (len(index.lengths) - index.bad_total, sum(index.lengths))
-        answer.update(samples=whole[0], tokens=whole[1], done=len(merged.owner), done_tokens=merged.tokens)
+        answer.update(samples=whole[0], tokens=whole[1], done=merged.samples, done_tokens=merged.tokens)
         answer["left_over"] = 0 if free else len(todo)
         answer["lines"] = _lines(answer, merged.twice)
         return answer
@@ -181,7 +193,7 @@ class Fleet:
     def _send(self, source: str, key: str, shares: Sequence[Share]) -> Dict[str, Tuple[str, str]]:
         """Host -> (file with its rows alone, its sha256), where that is smaller than the data set by a tenth; for JSON lines only."""
         path = Path(source)
-        if not path.is_file() or path.suffix == ".parquet":
+        if not path.is_file() or path.suffix in (".parquet", ".arrow"):
             return {}
         whose: Dict[int, List[int]] = {}
         for number, share in enumerate(shares):
@@ -190,24 +202,34 @@ class Fleet:
         places = [self.folder / key / "share" / (safe(share.host) + ".jsonl") for share in shares]
         (self.folder / key / "share").mkdir(parents=True, exist_ok=True)
         handles = [place.open("wb") for place in places]
+        total, idx = hashlib.sha256(), 0
         try:
             with path.open("rb") as lines:
-                for idx, line in enumerate(line for line in lines if line.strip()):
-                    for number in whose.get(idx, ()):
-                        handles[number].write(line if line.endswith(b"\n") else line + b"\n")
+                for line in lines:
+                    total.update(line)
+                    if line.strip():
+                        for number in whose.get(idx, ()):
+                            handles[number].write(line if line.endswith(b"\n") else line + b"\n")
+                        idx += 1
         finally:
             for handle in handles:
                 handle.close()
+        if shares and total.hexdigest() != shares[0].sha256:
+            raise HsError(
+                "{} changed while it was read".format(path),
+                "everything: production was not touched",
+                "let whoever writes it come to an end, then start again",
+            )
         found = {}
         for share, place in zip(shares, places):
             if len(share.indices) and place.stat().st_size < 0.9 * path.stat().st_size:
                 found[share.host] = (str(place), dataset.digest(place))
         return found
 
-    def _index(self, identity: Mapping[str, Any]) -> Index:
-        """The kept index of a data set."""
-        name = index_name(str(identity.get("dataset_sha256")), identity.get("cut_to"), 0, 0)
-        for path in sorted(self.folder.glob(name.rsplit("-", 2)[0] + "-*.txt")):
+    def index(self, key: str) -> Index:
+        """The lengths that a data set was divided by last: under other limits it has other rows. Raises HsError."""
+        path = self.folder / key / "index"
+        if path.is_file():
             return Index.unpack(path.read_text(encoding="utf-8"))
         raise HsError(
             "{} holds no index of this data set: it was not divided from here".format(self.folder),
@@ -215,24 +237,31 @@ class Fleet:
             "set hs_fleet_dir to the folder that extract.yml used, or run plan.yml with hs_fleet=true first",
         )
 
-    def merge(self, hosts: Iterable[str]) -> Dict[str, Any]:
-        """Write the catalogue over all hosts; ``hosts``: those whose catalogue was just taken. Returns its document, with path and lines."""
+    def merge(self, hosts: Iterable[str], forget: Sequence[str] = ()) -> Dict[str, Any]:
+        """Write the catalogue over all hosts; ``hosts``: those whose catalogue was just taken; ``forget``: those whose kept one is set aside.
+
+        Returns its document, with path and lines.
+        """
         present = self.present(hosts)
         identity = catalogue.reference(present).identity
-        key, index = key_of(identity), self._index(identity)
+        key = key_of(identity)
+        index = self.index(key)
+        self.forget(key, forget, for_good=True)
+        merged = _merged(present + self.kept(key, [one.host for one in present]), index)
+        # not before: one that belongs to another data set would be kept with this one's
         self.keep(key, present)
-        merged = catalogue.merge(present + self.kept(key, [one.host for one in present]))
         rows = (len(index.lengths) - index.bad_total, sum(index.lengths))
-        document = catalogue.document(merged, *rows)
+        # not all that is finished need be among them: limits change, and rows that are none today count neither way
+        missing = rows[0] - sum(map(bool, compress(merged.owner, index.lengths)))
+        document = catalogue.document(merged, rows[0], rows[1], missing)
         path = self.folder / key / "catalogue.jsonl"
-        part = path.with_name(".catalogue.part")
+        part = path.with_name(".catalogue.{}".format(os.getpid()))
         with part.open("w", encoding="utf-8") as handle:
             handle.writelines(merged.lines())
         os.replace(str(part), str(path))
         fsio.write_json(path.with_suffix(".json"), document, 0o644)
-        missing = rows[0] - len(merged.owner)
         line = "{:,} of {:,} samples ({:,} of {:,} tokens) on {} hosts{}: {}".format(
-            len(merged.owner),
+            merged.samples,
             rows[0],
             merged.tokens,
             rows[1],
@@ -244,6 +273,31 @@ class Fleet:
         if missing:
             lines.append("{:,} are missing: extract.yml again gives them to the hosts that are there".format(missing))
         return dict(document, path=str(path), lines=lines)
+
+
+def _merged(catalogues: Sequence[Catalogue], index: Index) -> Merged:
+    """All hosts' samples. Raises HsError where they may not be merged, or one is not as long as its row."""
+    merged = catalogue.merge(catalogues)
+    for one in catalogues:
+        try:
+            rows = array("I", map(index.lengths.__getitem__, one.indices))
+        except IndexError:
+            rows = array("I")
+        if rows == one.lengths:
+            continue
+        # a row that is none under today's limits may have been one when it was extracted
+        wrong = [
+            "sample {} has {} tokens on {}, row {} of the data set has {}".format(idx, length, one.host, idx, row)
+            for idx, length, row in zip(one.indices, one.lengths, rows)
+            if row not in (0, length)
+        ]
+        if wrong or not rows:
+            raise HsError(
+                wrong[0] if wrong else "{} has samples beyond the end of the data set".format(one.host),
+                "everything: production was not touched, and no catalogue was written",
+                "look at {} on {}: its book is of another data set, or damaged".format(one.output, one.host),
+            )
+    return merged
 
 
 def _forget(host: str) -> str:

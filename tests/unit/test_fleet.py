@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from sglang_hs import catalogue, plan
 from sglang_hs.catalogue import Catalogue
 from sglang_hs.errors import HsError
-from sglang_hs.fleet import Fleet, key_of, make_index, safe
+from sglang_hs.fleet import Fleet, index_name, key_of, make_index, safe
 from sglang_hs.joined import join
 from sglang_hs.manifest import Manifest
 from sglang_hs.share import Index, Share
@@ -36,7 +37,7 @@ def size_of(idx: int) -> int:
     return 100 + LENGTHS[idx]
 
 
-def folder(place: Path, done: range, **other: Any) -> Path:
+def folder(place: Path, done: Iterable[int], **other: Any) -> Path:
     """An output folder whose book calls ``done`` finished, each with its file and a line in samples.jsonl."""
     (place / "hidden_states").mkdir(parents=True)
     book = Manifest(place)
@@ -45,7 +46,7 @@ def folder(place: Path, done: range, **other: Any) -> Path:
     book.add((idx, None, LENGTHS[idx], None) for idx in range(len(LENGTHS)))
     lines = []
     for idx in done:
-        name = catalogue.file_name(idx)
+        name = catalogue.PLACE % idx
         (place / name).write_bytes(bytes(size_of(idx)))
         book.done(idx, name, size_of(idx), f"{idx:064x}")
         lines.append(json.dumps({"idx": idx, "file": name, "seq_len": LENGTHS[idx]}) + "\n")
@@ -72,8 +73,8 @@ def fleet(tmp_path: Path) -> Fleet:
 
 def test_a_catalogue_comes_back_as_it_was_and_counts_only_what_is_there(tmp_path: Path) -> None:
     place = folder(tmp_path / "a", range(10))
-    (place / catalogue.file_name(3)).unlink()
-    (place / catalogue.file_name(4)).write_bytes(b"cut")
+    (place / (catalogue.PLACE % 3)).unlink()
+    (place / (catalogue.PLACE % 4)).write_bytes(b"cut")
     found = catalogue.take("a", str(place), NOW)
     assert list(found.indices) == [0, 1, 2, 5, 6, 7, 8, 9]
     assert (found.identity["dtype"], found.identity["release"]) == ("float32", "0.5.23")
@@ -104,10 +105,17 @@ def test_a_lost_host_keeps_what_it_had_until_it_is_forgotten(fleet: Fleet, tmp_p
     assert share(answer, "b") == list(range(30, 120))
     assert answer["lost"] == ["a"]
     assert "a" in answer["lines"][-1]
-    answer = fleet.divide(INDEX, {"b": 1.0}, forget=["a"])
-    assert share(answer, "b") == list(range(120))
-    with pytest.raises(HsError, match="nothing is kept of a"):
-        fleet.divide(INDEX, {"b": 1.0}, forget=["a"])
+    # a plan forgets nothing: the run after it may want to, or not
+    for _ in range(2):
+        assert share(fleet.divide(INDEX, {"b": 1.0}, forget=["a"]), "b") == list(range(120))
+    assert share(fleet.divide(INDEX, {"b": 1.0}), "b") == list(range(30, 120))
+    told = fleet.merge(["b"], forget=["a"])
+    assert (told["samples"], set(told["hosts"])) == (10, {"b"})
+    # for good, and the same command again does not stumble over it
+    assert share(fleet.divide(INDEX, {"b": 1.0}, forget=["a"]), "b") == list(range(120))
+    assert share(fleet.divide(INDEX, {"b": 1.0}), "b") == list(range(120))
+    with pytest.raises(HsError, match="nothing is kept of nobody"):
+        fleet.divide(INDEX, {"b": 1.0}, forget=["nobody"])
 
 
 def test_what_a_host_had_at_the_end_of_its_run_counts_though_it_is_lost_before_the_next(
@@ -205,13 +213,15 @@ def test_hosts_are_sent_their_rows_alone_where_that_is_less(fleet: Fleet, tmp_pa
         assert [json.loads(line)["input_ids"][0] for line in lines] == share(answer, host)
         assert Share.unpack(Path(part["share"]).read_text()).only == part["only"] != ""
     assert fleet.divide(index, {"a": 1.0}, source=str(data))["parts"]["a"]["rows"] == ""
+    data.write_text(data.read_text().replace("3", "4"))  # after it was hashed and read
+    with pytest.raises(HsError, match="changed while it was read"):
+        fleet.divide(index, dict.fromkeys("ab", 1.0), source=str(data))
 
 
 def test_a_sample_done_twice_is_kept_once_and_by_the_first_host(fleet: Fleet, tmp_path: Path) -> None:
     for host, done in (("b", range(60)), ("a", range(50, 120))):
         taken(fleet, host, folder(tmp_path / host, done), dataset_sha256=SHA)
-    (fleet.folder / "index-x.txt").parent.mkdir(parents=True, exist_ok=True)
-    (fleet.folder / f"index-{SHA[:24]}-0-100-100.txt").write_text(INDEX.pack())
+    fleet.divide(INDEX, dict.fromkeys("ab", 1.0))
     told = fleet.merge("ab")
     rows = [json.loads(line) for line in Path(told["path"]).read_text().splitlines()]
     assert [row["idx"] for row in rows] == list(range(120))
@@ -233,17 +243,82 @@ def test_a_sample_done_twice_is_kept_once_and_by_the_first_host(fleet: Fleet, tm
     document = json.loads((tmp_path / "all/manifest.json").read_text())
     assert (document["counts"]["done"], document["complete"], "run_id" in document) == (120, True, False)
     # what is missing is said, and nothing that looks whole is left
-    (tmp_path / "b" / catalogue.file_name(3)).unlink()
+    (tmp_path / "b" / (catalogue.PLACE % 3)).unlink()
     with pytest.raises(HsError, match=r"hs_3\.safetensors"):
         join(Path(told["path"]), {host: str(tmp_path / host) for host in "ab"}, tmp_path / "all")
     assert not (tmp_path / "all/manifest.json").exists()
 
 
+def test_a_data_set_is_complete_by_the_limits_it_was_divided_with_last(fleet: Fleet, tmp_path: Path) -> None:
+    longest = max(LENGTHS)
+    short = replace(INDEX, lengths=array("I", (0 if length == longest else length for length in LENGTHS)))
+    valid = [idx for idx, length in enumerate(LENGTHS) if length < longest]
+    place = folder(tmp_path / "a", valid)
+    taken(fleet, "a", place)
+    # as hs_index keeps them: both, by name
+    for index, most in ((short, longest - 1), (INDEX, longest)):
+        path = fleet.folder / index_name(SHA, None, most, 100)
+        path.write_text(index.pack())
+    fleet.divide(short, {"a": 1.0}, skip_bad_rows=True)
+    assert fleet.merge("a")["complete"] is True
+    fleet.divide(INDEX, {"a": 1.0})
+    told = fleet.merge("a")
+    assert (told["complete"], told["lines"][1].split()[0]) == (False, str(120 - len(valid)))
+    # a sample of a row that is none by now makes up for no other
+    book = Manifest(place)
+    other = LENGTHS.index(longest)
+    (place / (catalogue.PLACE % other)).write_bytes(bytes(size_of(other)))
+    book.done(other, catalogue.PLACE % other, size_of(other), "0" * 64)
+    book.close()
+    (place / (catalogue.PLACE % valid[0])).unlink()
+    taken(fleet, "a", place)
+    fleet.divide(short, {"a": 1.0}, skip_bad_rows=True)
+    told = fleet.merge("a")
+    assert (told["samples"], told["complete"]) == (len(valid), False)
+
+
+def test_a_catalogue_of_another_data_set_is_not_kept_with_this_ones(fleet: Fleet, tmp_path: Path) -> None:
+    for host in "ab":
+        taken(fleet, host, folder(tmp_path / host, range(5)))
+    fleet.divide(INDEX, dict.fromkeys("ab", 1.0))
+    taken(fleet, "b", folder(tmp_path / "later", range(9), dataset_sha256="cd" * 32), dataset_sha256="cd" * 32)
+    with pytest.raises(HsError, match="data set's sha256"):
+        fleet.merge("ab")
+    assert share(fleet.divide(INDEX, {"a": 1.0}), "a") == [*range(5), *range(5, 120)]
+
+
+def test_a_sample_that_is_not_as_long_as_its_row_is_refused(fleet: Fleet, tmp_path: Path) -> None:
+    place = folder(tmp_path / "a", range(5))
+    found = taken(fleet, "a", place)
+    fleet.keep_now("a", replace(found, lengths=array("I", [5, 6, 7, 8, 8])).pack())
+    with pytest.raises(HsError, match="sample 4 has 8 tokens on a, row 4 of the data set has 9"):
+        fleet.divide(INDEX, {"a": 1.0})
+    fleet.keep_now("a", replace(found, indices=array("I", [0, 1, 2, 3, 120])).pack())
+    with pytest.raises(HsError, match="beyond the end"):
+        fleet.divide(INDEX, {"a": 1.0})
+
+
+def test_what_the_first_does_not_know_two_others_must_agree_in(tmp_path: Path) -> None:
+    first = replace(catalogue.take("a", str(folder(tmp_path / "a", range(2))), NOW), identity={**NOW, "release": None})
+    others = [replace(first, host=host, identity={**NOW, "release": host}) for host in ("0.5.10", "0.5.23")]
+    (reason,) = catalogue.refusals([first, *others]).values()
+    assert "0.5.23 and 0.5.10 may not fill one data set: engine release: 0.5.10 has 0.5.10, 0.5.23 has 0.5.23" in reason
+
+
+def test_a_book_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    place = folder(tmp_path / "a", range(40))
+    data = bytearray((place / "manifest.sqlite").read_bytes())
+    data[8192:] = bytes(len(data) - 8192)
+    (place / "manifest.sqlite").write_bytes(bytes(data))
+    with pytest.raises(HsError, match=r"manifest\.sqlite of a cannot be read"):
+        catalogue.take("a", str(place), NOW)
+
+
 def test_one_sample_in_two_sizes_is_an_error_that_names_both(fleet: Fleet, tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", range(3)), folder(tmp_path / "b", range(3))
-    (b / catalogue.file_name(1)).write_bytes(bytes(7))
+    (b / (catalogue.PLACE % 1)).write_bytes(bytes(7))
     book = Manifest(b)
-    book.done(1, catalogue.file_name(1), 7, "0" * 64)
+    book.done(1, catalogue.PLACE % 1, 7, "0" * 64)
     book.close()
     both = [taken(fleet, "a", a), taken(fleet, "b", b)]
     with pytest.raises(HsError, match=r"sample 1 is .* on a, and .* in 7 bytes on b"):
