@@ -9,6 +9,7 @@ import contextlib
 import heapq
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
@@ -18,6 +19,8 @@ from .errors import HsError
 from .manifest import FILE, SAMPLES, Manifest
 
 UNTOUCHED = "every host's samples"
+MARK = ".joined"  # whose folder this is
+NAME = re.compile(r"hs_(\d+)\.safetensors")
 
 
 def join(path: Path, places: Mapping[str, str], to: Path) -> str:
@@ -37,10 +40,19 @@ def join(path: Path, places: Mapping[str, str], to: Path) -> str:
                 + "name its output folder as it is seen from here (hs_fleet_place); a host that was lost in the middle has no "
                 "description of its samples until it came to its end once",
             )
+    _refuse_theirs(to, places)
     (to / "hidden_states").mkdir(parents=True, exist_ok=True)
-    for name in ("manifest.json", FILE):
+    # what an export made of it before is of the samples of then
+    for name in [
+        "manifest.json",
+        FILE,
+        "state.json",
+        "dataset_info.json",
+        *(path.name for path in to.glob("data-*.arrow")),
+    ]:
         with contextlib.suppress(FileNotFoundError):
             (to / name).unlink()
+    (to / MARK).touch()
     book = Manifest(to, lag=3600)
     try:
         described = fsio.read_json(Path(places[owners[0]]) / "manifest.json") or {}
@@ -58,6 +70,11 @@ def join(path: Path, places: Mapping[str, str], to: Path) -> str:
                 book.add([(row["idx"], None, row["seq_len"], None)])
                 book.done(row["idx"], name, row["bytes"], row["sha256"])
         book.set("entered", True)
+        # of samples that nobody has any more
+        for entry in os.scandir(str(to / "hidden_states")):
+            found = NAME.fullmatch(entry.name)
+            if found and entry.is_symlink() and int(found.group(1)) not in owner:
+                os.unlink(entry.path)
         count = _samples(owners, places, owner, to / SAMPLES)
         if count != len(owner):
             raise HsError(
@@ -79,6 +96,25 @@ def join(path: Path, places: Mapping[str, str], to: Path) -> str:
         described.pop(key, None)
     fsio.write_json(to / "manifest.json", described, 0o644)
     return "{:,} samples joined in {}".format(count, to)
+
+
+def _refuse_theirs(to: Path, places: Mapping[str, str]) -> None:
+    """HsError unless ``to`` is new, empty or of an earlier join: what is in it is replaced, and a host's own folder is no copy."""
+    real = os.path.realpath(str(to))
+    for host in sorted(places):
+        place = os.path.realpath(places[host]) if places[host] else ""
+        if place and os.path.commonpath([real, place]) in (real, place):
+            raise HsError(
+                "{} is the output folder of {} ({}), or one is within the other".format(to, host, places[host]),
+                UNTOUCHED,
+                "set hs_fleet_joined to a folder of its own",
+            )
+    if os.path.lexists(str(to)) and not (to / MARK).is_file() and (not to.is_dir() or any(to.iterdir())):
+        raise HsError(
+            "{} holds what no join has made".format(to),
+            "everything in it",
+            "set hs_fleet_joined to a folder of its own",
+        )
 
 
 def _moved(host: Mapping[str, Any]) -> str:
@@ -112,7 +148,7 @@ def _link(source: Path, place: Path) -> None:
     target = os.path.relpath(str(source.resolve()), str(place.parent.resolve()))
     if place.is_symlink() and os.readlink(str(place)) == target:
         return
-    with contextlib.suppress(FileNotFoundError):
+    if place.is_symlink():
         place.unlink()
     os.symlink(target, str(place))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sqlite3
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
@@ -249,6 +251,38 @@ def test_a_sample_done_twice_is_kept_once_and_by_the_first_host(fleet: Fleet, tm
     assert not (tmp_path / "all/manifest.json").exists()
 
 
+def test_a_folder_that_no_join_made_is_never_written_into(fleet: Fleet, tmp_path: Path) -> None:
+    place = folder(tmp_path / "mnt/a", range(120))
+    taken(fleet, "a", place)
+    fleet.divide(INDEX, {"a": 1.0})
+    told, places = Path(fleet.merge("a")["path"]), {"a": str(place)}
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    (tmp_path / "link").symlink_to(place)
+    for to in (place, tmp_path / "mnt", place / "all", tmp_path / "link"):
+        with pytest.raises(HsError, match=r"is the output folder of a .*[\s\S]*hs_fleet_joined"):
+            join(told, places, to)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/one").write_text("mine")
+    with pytest.raises(HsError, match="holds what no join has made"):
+        join(told, places, tmp_path / "photos")
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+    # what an earlier join and an export of it left is replaced
+    to = tmp_path / "all"
+    join(told, places, to)
+    (to / "state.json").write_text("{}")
+    (to / "data-00000-of-00001.arrow").write_bytes(b"x")
+    (to / "hidden_states/hs_500.safetensors").symlink_to(place / (catalogue.PLACE % 3))
+    join(told, places, to)
+    assert sorted(path.name for path in to.iterdir()) == [
+        ".joined",
+        "hidden_states",
+        "manifest.json",
+        "manifest.sqlite",
+        "samples.jsonl",
+    ]
+    assert len(list((to / "hidden_states").iterdir())) == 120
+
+
 def test_a_data_set_is_complete_by_the_limits_it_was_divided_with_last(fleet: Fleet, tmp_path: Path) -> None:
     longest = max(LENGTHS)
     short = replace(INDEX, lengths=array("I", (0 if length == longest else length for length in LENGTHS)))
@@ -307,9 +341,12 @@ def test_what_the_first_does_not_know_two_others_must_agree_in(tmp_path: Path) -
 
 def test_a_book_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     place = folder(tmp_path / "a", range(40))
-    data = bytearray((place / "manifest.sqlite").read_bytes())
-    data[8192:] = bytes(len(data) - 8192)
-    (place / "manifest.sqlite").write_bytes(bytes(data))
+    with contextlib.closing(sqlite3.connect(place / "manifest.sqlite")) as book:
+        (page,) = book.execute("SELECT rootpage FROM sqlite_master WHERE name = 'samples'").fetchone()
+        (size,) = book.execute("PRAGMA page_size").fetchone()
+    with (place / "manifest.sqlite").open("r+b") as handle:
+        handle.seek((page - 1) * size)
+        handle.write(b"\xff" * size)
     with pytest.raises(HsError, match=r"manifest\.sqlite of a cannot be read"):
         catalogue.take("a", str(place), NOW)
 
