@@ -9,30 +9,42 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 
-def may_leave(keep: Any, hosts: Sequence[str], away: Sequence[str]) -> int:
-    """Hosts that may be out of production together. keep: "50%" or a number of hosts that serve; away: those that do not serve now."""
+def may_leave(
+    keep: Any, hosts: Sequence[str], away: Sequence[str], resumed: Sequence[str] = (), leaves: bool = True
+) -> int:
+    """Hosts that may be out of production together, beside those that are. keep: "50%" or a number of hosts that serve.
+
+    away: those that serve nothing, or were not looked at; resumed: those with an open run, out until it is gone on with. While these leave no room
+    it is below 1. leaves: whether this host serves; only then is there anything to refuse.
+    """
     text = str(keep).strip()
     try:
         least = math.ceil(len(hosts) * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    except ValueError:
+        if least < 0:
+            raise ValueError(text)
+    except (ValueError, OverflowError):
         raise AnsibleFilterError(
             f"hs_keep_serving holds {keep!r}, which is neither a number of hosts nor a part of them such as 50%"
         ) from None
     count = len(hosts) - len(away) - least
-    if count < 1:
-        gone = f" ({', '.join(away)} serve nothing now)" if away else ""
+    if count < 1 and leaves:
+        gone = f" ({', '.join(sorted(away))} serve nothing now, or were not looked at)" if away else ""
         raise AnsibleFilterError(
             f"hs_keep_serving={keep} keeps {least} of {len(hosts)} hosts in production{gone}: none may leave.\n"
             "Left as it was: everything; production was not touched.\n"
-            "Next: mend what is away, or keep fewer"
+            "Next: mend what is away, start without --limit, or keep fewer"
         )
-    return count
+    return count - len(resumed)
 
 
 def at_once(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> int:
-    """For ``serial``: what the first play found for the hosts that it looked at; 0, all of them, where nothing is to be kept serving."""
-    found = [hostvars[host].get("hs_out_at_once", 0) for host in hosts if host in hostvars]
-    return max(map(int, found), default=0)
+    """For ``serial``: what the first play found for the hosts that it looked at; 0, all of them, where nothing is to be kept serving.
+
+    The least: a host that was lost in an earlier round (finish.yml) still has that round's number.
+    """
+    known = [hostvars[host] for host in hosts if host in hostvars]
+    found = [int(one["hs_out_at_once"]) for one in known if "hs_out_at_once" in one]
+    return max(min(found), 1) if found else 0
 
 
 def places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, str]:
