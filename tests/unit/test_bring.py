@@ -51,7 +51,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     server.shutdown()
 
 
-def play(folder: Path, source: str, sha256: str = "", rows: str = "") -> tuple[int, str]:
+def play(folder: Path, source: str, sha256: str = "", rows: str = "", **more: Any) -> tuple[int, str]:
     (folder / "play.yml").write_text(PLAY)
     extra = {
         "hs_dataset_source": source,
@@ -59,8 +59,10 @@ def play(folder: Path, source: str, sha256: str = "", rows: str = "") -> tuple[i
         "hs_dataset": str(folder / "host/set.jsonl"),
         "hs_fleet_dir": str(folder / "fleet"),
         "hs_part": {"rows": rows},
+        "hs_found": {"open_run": {}},
         "ansible_python_interpreter": sys.executable,
         "ansible_remote_tmp": str(folder / "tmp"),
+        **more,
     }
     words = [
         str(Path(sys.executable).parent / "ansible-playbook"),
@@ -113,3 +115,18 @@ def test_from_the_controller_whole_or_the_rows_alone(tmp_path: Path) -> None:
     assert (tmp_path / "host/set.jsonl").read_text() == TEXT
     code, out = play(tmp_path, str(tmp_path / "set.jsonl"))
     assert "changed=0" in out
+
+
+def test_an_open_run_is_sent_nothing(tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_text(TEXT)
+    code, out = play(tmp_path, str(tmp_path / "set.jsonl"), hs_found={"open_run": {"run_id": "x"}})
+    assert (code, (tmp_path / "host").exists()) == (0, False), out
+
+
+def test_a_folder_is_there_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/part-0.parquet").write_text("x")
+    (tmp_path / "host/set").mkdir(parents=True)
+    code, out = play(tmp_path, str(tmp_path / "set"), hs_dataset=str(tmp_path / "host/set"))
+    assert code == 0, out
+    assert [path.name for path in (tmp_path / "host/set").iterdir()] == ["part-0.parquet"]
