@@ -68,6 +68,24 @@ def test_a_command_that_fails_is_told_in_its_own_words_and_called_again_next_tim
     assert (tmp_path / "left").exists()
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"url": "http://127.0.0.1:9/", "where": "host"},
+        {"command": ["true"], "where": "hosts"},
+        {"cmd": ["true"]},
+        {"command": "true now"},
+        {"command": ["true"], "url": "http://127.0.0.1:9/"},
+    ],
+)
+def test_a_hook_that_would_do_nothing_is_refused_and_the_host_stays_out(tmp_path: Path, hook: dict[str, Any]) -> None:
+    (tmp_path / "left").write_text("run\n")
+    code, out = play(tmp_path, hook)
+    assert code == 2, out
+    assert "hs_after_returning holds" in out
+    assert (tmp_path / "left").exists()
+
+
 def test_a_call_by_http(tmp_path: Path) -> None:
     asked: list[tuple[str, str, bytes]] = []
 
