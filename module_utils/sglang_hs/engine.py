@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -98,7 +99,8 @@ def describe(python: str, environment: Mapping[str, str], cwd: str) -> Dict[str,
         "python": found["python"],
         "executable": python,
         "package": str(package),
-        "release": found["release"] or _version_file(package),
+        # first what the engine will say of itself: a checkout that was pulled since it was installed has older metadata
+        "release": _version_file(package) or found["release"] or "unknown",
         "model_file": str(model_file),
     }
 
@@ -123,12 +125,14 @@ def refuse_no_touch(installed: Mapping[str, Any]) -> None:
 
 
 def _version_file(package: Path) -> str:
-    """The release that a checkout without metadata names itself."""
-    try:
-        match = re.search(r"""__version__ = ["']([^"']+)["']""", (package / "version.py").read_text())
-    except OSError:
-        match = None
-    return match.group(1) if match else "unknown"
+    """The release that the package names itself, ``sglang.__version__``; "" where only its metadata does."""
+    for name in ("_version.py", "version.py"):
+        with contextlib.suppress(OSError):
+            text = (package / name).read_text(encoding="utf-8", errors="replace")
+            match = re.search(r"""(?m)^__version__ = (?:version = )?["']([^"']+)["']""", text)
+            if match:
+                return match.group(1)
+    return ""
 
 
 class Flags:

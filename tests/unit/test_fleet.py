@@ -6,6 +6,8 @@ import contextlib
 import json
 import re
 import sqlite3
+import subprocess
+import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import catalogue, plan
+from sglang_hs import catalogue, engine, plan
 from sglang_hs.catalogue import Catalogue
 from sglang_hs.errors import HsError
 from sglang_hs.fleet import Fleet, index_name, key_of, make_index, safe
@@ -190,6 +192,38 @@ def test_a_folder_of_another_release_is_refused_by_its_own_host(tmp_path: Path) 
     place = folder(tmp_path / "a", range(3))
     with pytest.raises(HsError, match=r"engine release: the folder has 0.5.23, a run now 0.5.24"):
         catalogue.take("a", str(place), {**NOW, "release": "0.5.24"})
+
+
+@pytest.mark.parametrize(
+    ("files", "release"),
+    [
+        ({"version.py": '__version__ = "0.5.4"\n'}, "0.5.4"),
+        (
+            {
+                "version.py": "from sglang._version import __version__\n",
+                "_version.py": "__version__: str\n__version__ = version = '0.5.23'\n",
+            },
+            "0.5.23",
+        ),
+        ({"version.py": 'import importlib.metadata\n\n__version__ = importlib.metadata.version("sglang")\n'}, "0.5.1"),
+    ],
+)
+def test_the_release_that_hosts_are_compared_by_is_what_the_engine_says_of_itself(
+    tmp_path: Path, files: dict[str, str], release: str
+) -> None:
+    package = tmp_path / "sglang"
+    (package / "srt/models").mkdir(parents=True)
+    (package / "srt/models/deepseek_v2.py").touch()
+    (package / "__init__.py").write_text("from sglang.version import __version__\n")
+    for name, text in files.items():
+        (package / name).write_text(text)
+    # a checkout that was pulled after it was installed
+    (tmp_path / "sglang-0.5.1.dist-info").mkdir()
+    (tmp_path / "sglang-0.5.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.1\n")
+    env = {"PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-c", "import sglang; print(sglang.__version__)"]
+    said = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
+    assert engine.describe(sys.executable, env, "/")["release"] == said == release
 
 
 def test_bad_rows_are_nobodys_and_refused_unless_meant(fleet: Fleet, tmp_path: Path) -> None:
