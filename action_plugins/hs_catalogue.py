@@ -11,6 +11,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
+from sglang_hs.errors import told
 from sglang_hs.fleet import Fleet, key_of
 
 
@@ -26,8 +27,16 @@ class ActionModule(ActionBase):
         text = result.pop("catalogue", None)
         result.pop("invocation", None)
         if text and not result.get("failed"):
-            fleet = Fleet(self._task.args["dir"])
-            fleet.keep_now(self._task.args["host"], text)
-            if boolean(self._task.args.get("keep", False)) and result["identity"].get("dataset_sha256"):
-                fleet.keep(key_of(result["identity"]), fleet.present([self._task.args["host"]]))
+            try:
+                self._keep(text, result["identity"])
+            except OSError as error:
+                result.update(failed=True, msg=str(told(error)))
         return result
+
+    def _keep(self, text: str, identity: dict[str, Any]) -> None:
+        """On the controller; with those of its data set only where that is known, and the host was not refused."""
+        given = self._task.args
+        fleet = Fleet(given["dir"])
+        fleet.keep_now(given["host"], text)
+        if boolean(given.get("keep", False)) and identity.get("dataset_sha256"):
+            fleet.keep(key_of(identity), fleet.present([given["host"]]))

@@ -10,7 +10,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
 
-from sglang_hs import dataset, fleet
+from sglang_hs import fleet
 from sglang_hs.errors import HsError, told
 
 
@@ -27,7 +27,7 @@ class ActionModule(ActionBase):
         known = sorted(path.name for path in folder.glob("index-*.txt"))
         if given.get("source"):
             try:
-                result.update(self._here(str(given["source"]), given["settings"], known))
+                result.update(fleet.indexed(str(given["source"]), given["settings"], known), changed=False)
             except HsError as error:
                 result.update(failed=True, msg=str(error))
             except OSError as error:
@@ -38,14 +38,8 @@ class ActionModule(ActionBase):
         text = result.pop("index", None)
         result.pop("invocation", None)
         if text and not result.get("failed"):
-            fleet.write(folder / result["name"], text)
+            try:
+                fleet.write(folder / result["name"], text)
+            except OSError as error:
+                result.update(failed=True, msg=str(told(error)))
         return result
-
-    @staticmethod
-    def _here(source: str, settings: dict[str, Any], known: list[str]) -> dict[str, Any]:
-        limits = (settings["cut_to"], int(settings["max_prompt"]), int(settings["model"]["vocab_size"]))
-        sha256 = dataset.digest(source)
-        answer = {"changed": False, "sha256": sha256, "name": fleet.index_name(sha256, *limits)}
-        if answer["name"] not in known:
-            answer["index"] = fleet.make_index(source, limits[2], limits[1], limits[0]).pack()
-        return answer

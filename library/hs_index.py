@@ -35,18 +35,13 @@ index: {description: All of it as one line of text; the action takes it out., ty
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import dataset, fleet  # noqa: E402
+from ansible.module_utils.sglang_hs import fleet  # noqa: E402
 
 
 def work(module: AnsibleModule) -> dict:
     """Read, if it is not known."""
     settings = module.params["settings"]
-    limits = (settings["cut_to"], settings["max_prompt"], settings["model"]["vocab_size"])
-    sha256 = dataset.digest(settings["dataset"])
-    answer = {"changed": False, "sha256": sha256, "name": fleet.index_name(sha256, *limits)}
-    if answer["name"] not in module.params["known"]:
-        answer["index"] = fleet.make_index(settings["dataset"], limits[2], limits[1], limits[0]).pack()
-    return answer
+    return dict(fleet.indexed(settings["dataset"], settings, module.params["known"]), changed=False)
 
 
 def main() -> None:

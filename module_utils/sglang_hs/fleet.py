@@ -60,6 +60,18 @@ def make_index(path: str, vocab_size: int, max_prompt: int, cut_to: Any) -> Inde
     return Index(found.sha256, lengths, cut_to, max_prompt, [str(bad) for bad in found.bad[:5]])
 
 
+def indexed(path: str, settings: Mapping[str, Any], known: Iterable[str]) -> Dict[str, Any]:
+    """{sha256, name} of a data set's index under a run's limits, and as ``index`` all of it, packed, unless its name is ``known``. Raises HsError."""
+    cut_to, most, vocab = settings["cut_to"], int(settings["max_prompt"]), int(settings["model"]["vocab_size"])
+    sha256 = dataset.digest(path)
+    name = index_name(sha256, cut_to, most, vocab)
+    if name in known:
+        return {"sha256": sha256, "name": name}
+    index = make_index(path, vocab, most, cut_to)
+    # of the bytes that were read, should it have changed since
+    return {"sha256": index.sha256, "name": index_name(index.sha256, cut_to, most, vocab), "index": index.pack()}
+
+
 class Fleet:
     """The folder on the controller."""
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import catalogue, engine, plan
+from sglang_hs import catalogue, dataset, engine, plan
+from sglang_hs import fleet as fleet_module
 from sglang_hs.catalogue import Catalogue
 from sglang_hs.errors import HsError
 from sglang_hs.fleet import Fleet, index_name, key_of, make_index, safe
@@ -224,6 +225,24 @@ def test_the_release_that_hosts_are_compared_by_is_what_the_engine_says_of_itsel
     words = [sys.executable, "-c", "import sglang; print(sglang.__version__)"]
     said = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
     assert engine.describe(sys.executable, env, "/")["release"] == said == release
+
+
+def test_an_index_is_named_by_the_bytes_that_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"input_ids": [1, 2]}\n')
+    settings = {"cut_to": None, "max_prompt": "50", "model": {"vocab_size": 100}}
+    found = fleet_module.indexed(str(data), settings, [])
+    assert Index.unpack(found["index"]).sha256 == found["sha256"]
+    assert fleet_module.indexed(str(data), settings, [found["name"]]) == {
+        "sha256": found["sha256"],
+        "name": found["name"],
+    }
+    then = dataset.digest(data)
+    data.write_text('{"input_ids": [1, 2, 3]}\n')
+    monkeypatch.setattr(dataset, "digest", lambda path: then)  # before it was written anew
+    late = fleet_module.indexed(str(data), settings, [])
+    assert Index.unpack(late["index"]).sha256 == late["sha256"] != then
+    assert late["sha256"][:24] in late["name"]
 
 
 def test_bad_rows_are_nobodys_and_refused_unless_meant(fleet: Fleet, tmp_path: Path) -> None:
