@@ -239,7 +239,10 @@ def test_an_index_is_named_by_the_bytes_that_were_read(tmp_path: Path, monkeypat
     }
     then = dataset.digest(data)
     data.write_text('{"input_ids": [1, 2, 3]}\n')
-    monkeypatch.setattr(dataset, "digest", lambda path: then)  # before it was written anew
+    hashes = [then, dataset.digest(data)]
+    monkeypatch.setattr(
+        fleet_module.dataset, "digest", lambda path: hashes.pop(0)
+    )  # the first before it was written anew
     late = fleet_module.indexed(str(data), settings, [])
     assert Index.unpack(late["index"]).sha256 == late["sha256"] != then
     assert late["sha256"][:24] in late["name"]
