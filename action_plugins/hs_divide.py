@@ -22,7 +22,9 @@ class ActionModule(ActionBase):
 
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("dir", "index", "hosts", "forget", "skip_bad_rows", "source", "merge", "join", "places"))
+    _VALID_ARGS = frozenset(
+        ("dir", "index", "hosts", "forget", "skip_bad_rows", "source", "plan", "merge", "join", "places")
+    )
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Divide or merge."""
@@ -44,7 +46,8 @@ class ActionModule(ActionBase):
         if not boolean(given.get("merge", False)):
             index = Index.unpack((fleet.folder / given["index"]).read_text(encoding="utf-8"))
             skip = boolean(given.get("skip_bad_rows", False))
-            return fleet.divide(index, hosts, forget, skip, str(given.get("source") or ""))
+            plan = boolean(given.get("plan", False)) or self._task.check_mode
+            return fleet.divide(index, hosts, forget, skip, str(given.get("source") or ""), plan)
         merged = fleet.merge(hosts, forget)
         if given.get("join"):
             places = {str(host): str(place) for host, place in (given.get("places") or {}).items()}

@@ -20,11 +20,12 @@ options:
     default: []
   skip_bad_rows: {description: Go without rows that are no valid samples., type: bool, default: false}
   source: {description: The data set on the controller; hosts then get their rows alone where that is less., type: str, default: ''}
+  plan: {description: Only to be looked at; what hosts of a run that is under way are still to read stays., type: bool, default: false}
   merge: {description: Write the catalogue over all hosts instead., type: bool, default: false}
   join: {description: 'With O(merge): a folder on the controller that gets all samples as one data set; empty means none.', type: str, default: ''}
   places: {description: 'With O(join): host to its output folder as the controller sees it.', type: dict, default: {}}
 attributes:
-  check_mode: {support: full, description: The same; nothing on any host is changed.}
+  check_mode: {support: full, description: As with O(plan); nothing on any host is changed.}
 author: sglang-hidden-states contributors
 """
 

@@ -6,6 +6,7 @@
     FOLDER/KEY/HOST.txt           the same, kept: a host that is lost later has not lost what it had finished
     FOLDER/KEY/HOST.forgotten     what was kept of a host, and counts no more (hs_fleet_forget)
     FOLDER/KEY/share/HOST.txt     a host's share; .jsonl: its rows, where only they are sent
+    FOLDER/KEY/plan/HOST.txt      the share of a division that was only looked at: a run's is read when its host leaves, hours later
     FOLDER/KEY/catalogue.jsonl    all hosts' samples; catalogue.json: what they are
 
 KEY names the data set with its boundaries, final state and cut.
@@ -128,12 +129,14 @@ class Fleet:
         forget: Sequence[str] = (),
         skip_bad_rows: bool = False,
         source: str = "",
+        plan: bool = False,
     ) -> Dict[str, Any]:
         """Give each host of ``shares`` (name -> its weight) its part of what nobody has finished.
 
         ``forget``: hosts whose kept samples do not count; they are forgotten for good by :meth:`merge`, as a plan divides too.
-        ``source``: the data set on the controller, where hosts are to be sent their rows. Returns {parts: host -> {share (file), samples,
-        tokens, done, todo, rows (file, empty: none)}, refused: host -> why, lines, key, ...}. Raises HsError where nothing can be divided.
+        ``source``: the data set on the controller, where hosts are to be sent their rows. ``plan``: for nobody to extract by.
+        Returns {parts: host -> {share (file), samples, tokens, done, todo, rows (file, empty: none)}, refused: host -> why, lines, key, ...}.
+        Raises HsError where nothing can be divided.
         """
         if index.bad_total and not skip_bad_rows:
             raise HsError(
@@ -159,7 +162,8 @@ class Fleet:
         if not accepted:
             return {"parts": {}, "refused": refused, "lines": [], "key": key, "lost": []}
         merged = _merged(accepted + kept, index)
-        write(self.folder / key / "index", index.pack())
+        if not plan:
+            write(self.folder / key / "index", index.pack())
         open_shares = {one.host: Share.unpack(one.share) for one in accepted if one.share}
         owned = merged.counts()
         taken: Set[int] = set()
@@ -178,13 +182,13 @@ class Fleet:
             chosen = set(one.indices)
             chosen.update(open_shares[one.host].indices if one.host in open_shares else parts.get(one.host, ()))
             made.append((Share.of(one.host, index, (idx for idx in chosen if idx < len(index.lengths))), one))
-        rows = self._send(source, key, [share for share, one in made if not one.run]) if source else {}
+        rows = self._send(source, key, [share for share, one in made if not one.run]) if source and not plan else {}
         for share, one in made:
             file, only = rows.get(one.host, ("", ""))
             if one.run:
                 only = open_shares[one.host].only if one.host in open_shares else ""
             share = replace(share, only=only, owned=owned[one.host])
-            path = self.folder / key / "share" / (safe(one.host) + ".txt")
+            path = self.folder / key / ("plan" if plan else "share") / (safe(one.host) + ".txt")
             write(path, share.pack())
             done = len(one.indices)
             answer["parts"][one.host] = dict(

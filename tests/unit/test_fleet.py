@@ -134,6 +134,21 @@ def test_what_a_host_had_at_the_end_of_its_run_counts_though_it_is_lost_before_t
     assert share(fleet.divide(INDEX, {"b": 1.0}), "b") == list(range(7, 120))
 
 
+def test_a_plan_leaves_what_a_run_under_way_still_reads(fleet: Fleet, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"input_ids": [number] * 5}) for number in range(40)) + "\n")
+    index = make_index(str(data), 100, 50, None)
+    for host in "ab":
+        taken(fleet, host, tmp_path / host, dataset_sha256=index.sha256)
+    run = fleet.divide(index, dict.fromkeys("ab", 1.0), source=str(data))
+    files = [run["parts"]["b"][key] for key in ("share", "rows")] + [str(fleet.folder / run["key"] / "index")]
+    before = [Path(file).read_bytes() for file in files]
+    other = replace(index, max_prompt=7)
+    plan = fleet.divide(other, {"b": 1.0}, source=str(data), plan=True)
+    assert len(share(plan, "b")) == 40 > len(share(run, "b"))
+    assert [Path(file).read_bytes() for file in files] == before
+
+
 def test_an_open_run_keeps_its_share(fleet: Fleet, tmp_path: Path) -> None:
     for host in "ab":
         taken(fleet, host, folder(tmp_path / host, range(0)))
