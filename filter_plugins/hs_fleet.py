@@ -1,9 +1,11 @@
-"""Filters: how many hosts may be out of production at once, and where their samples are seen from here."""
+"""Filters: how many hosts may be out of production at once, and where their samples and reports are seen from here."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -57,9 +59,19 @@ def places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def pages(hosts: Sequence[str], folder: str) -> dict[str, str]:
+    """Host -> the name of its last report in ``folder`` (HOST-RUN.html, a run's name begins with its time); empty where it has none."""
+    names = sorted(path.name for path in Path(folder).glob("*.html"))
+    found = {}
+    for host in hosts:
+        its = re.compile(re.escape(re.sub(r"[^\w.+-]", "_", host)) + r"-\d{8}-\d{6}-[0-9a-f]+\.html")
+        found[host] = next((name for name in reversed(names) if its.fullmatch(name)), "")
+    return found
+
+
 class FilterModule:
-    """hs_may_leave, hs_at_once, hs_places."""
+    """hs_may_leave, hs_at_once, hs_places, hs_pages."""
 
     def filters(self) -> dict[str, Any]:
         """Name -> function."""
-        return {"hs_may_leave": may_leave, "hs_at_once": at_once, "hs_places": places}
+        return {"hs_may_leave": may_leave, "hs_at_once": at_once, "hs_places": places, "hs_pages": pages}
