@@ -107,6 +107,23 @@ def test_rolling_never_shows_fewer_answers_than_allowed(fleet: FleetRig, balance
     assert min(parts) > 0
 
 
+def test_a_host_that_nobody_put_back_is_put_back_with_nothing_to_do(fleet: FleetRig, balancer: HAProxy) -> None:
+    from sglang_hs import haproxy
+
+    name = "hs-fleet-2"
+    haproxy.set_state(
+        str(balancer.socket), f"sglang/{name}", "drain"
+    )  # as after a guard's restore, with a hook of the controller's
+    fleet.place(name, "/var/lib/sglang-hs/left").write_text("run\n")
+    assert status(balancer)[name] != "UP"
+    code, out = fleet.play("plan", hs_keep_serving=2, **hooks(balancer))
+    assert (code, fleet.place(name, "/var/lib/sglang-hs/left").exists()) == (0, True), out[-3000:]
+    code, out = fleet.play("extract", hs_keep_serving=2, **hooks(balancer))
+    assert code == 0, out[-3000:]
+    assert set(status(balancer).values()) == {"UP"}
+    assert not fleet.place(name, "/var/lib/sglang-hs/left").exists()
+
+
 def test_too_few_hosts_to_let_one_go_is_refused(fleet: FleetRig) -> None:
     code, out = fleet.play("extract", hs_keep_serving=3)
     assert code == 2

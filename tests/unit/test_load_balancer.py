@@ -26,17 +26,55 @@ PLAY = """\
 """
 
 
-def play(folder: Path, hook: dict[str, Any]) -> tuple[int, str]:
-    (folder / "play.yml").write_text(PLAY)
+# as in extract.yml, on a host that nobody took away from production
+RUN = """\
+- hosts: all
+  gather_facts: false
+  vars:
+    hs_run: {run_id: none}
+    hs_result: {samples: 0, tokens: 0, bytes: 0}
+  tasks:
+    - block:
+        - ansible.builtin.fail: {msg: the client failed}
+          when: broken | default(false)
+      rescue:
+        - ansible.builtin.import_role: {name: restore_production, tasks_from: remember}
+      always:
+        - ansible.builtin.import_role: {name: restore_production}
+          vars: {hs_restore_run: none}
+        - ansible.builtin.debug: {msg: the report is written}
+        - ansible.builtin.import_role: {name: restore_production, tasks_from: raise}
+"""
+LOOK = """\
+- hosts: sglang
+  gather_facts: false
+  vars:
+    hs_found: {open_run: {}, view: {settings: {production_expected: running}}}
+    __fleet_plan: false
+  tasks:
+    - ansible.builtin.import_role: {name: fleet, tasks_from: divide}
+"""
+RESTORE = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role: {name: restore_production}
+"""
+
+
+def play(folder: Path, hook: dict[str, Any], text: str = PLAY, **more: Any) -> tuple[int, str]:
+    (folder / "play.yml").write_text(text)
+    (folder / "hosts.yml").write_text(json.dumps({"sglang": {"hosts": {"one": {}}}}))
     extra = {
         "hs_after_returning": hook,
         "hs_state_dir": str(folder),
         "hs_hook_timeout": 20,
         "ansible_python_interpreter": sys.executable,
         "ansible_remote_tmp": str(folder / "tmp"),
+        **more,
     }
     words = [str(Path(sys.executable).parent / "ansible-playbook"), str(folder / "play.yml")]
-    words += ["-i", "one,", "-c", "local", "-e", json.dumps(extra)]
+    words += ["-i", str(folder / "hosts.yml"), "-c", "local", "-e", json.dumps(extra)]
     env = {
         **os.environ,
         "HOME": str(folder),
@@ -84,6 +122,33 @@ def test_a_hook_that_would_do_nothing_is_refused_and_the_host_stays_out(tmp_path
     assert code == 2, out
     assert "hs_after_returning holds" in out
     assert (tmp_path / "left").exists()
+
+
+def test_a_hook_that_fails_hides_neither_the_report_nor_the_failure_before_it(tmp_path: Path) -> None:
+    (tmp_path / "left").write_text("run\n")
+    hook = {"command": ["sh", "-c", "echo no such server >&2; exit 3"]}
+    code, out = play(tmp_path, hook, RUN)
+    out = " ".join(out.split())
+    assert (code, "the report is written" in out) == (2, True), out
+    assert "Hook | see that it was done: the hook sh -c" in out.split("the report is written")[1]
+    code, out = play(tmp_path, hook, RUN, broken=True)
+    out = " ".join(out.split())
+    assert (code, "the client failed" in out.split("the report is written")[1]) == (2, True), out
+    assert "still out of its load balancer, production answers: the hook sh -c" in out
+    # restore.yml alone has nothing to write down
+    code, out = play(tmp_path, hook, RESTORE)
+    assert (code, "no such server" in out, "which puts the host in again" in out) == (2, True, True), out
+    assert (tmp_path / "left").exists()
+
+
+def test_a_host_that_nobody_put_back_is_put_back_before_it_counts_as_serving(tmp_path: Path) -> None:
+    hook = {"command": ["touch", str(tmp_path / "called")]}
+    (tmp_path / "left").write_text("run\n")
+    plan = LOOK.replace("    __fleet_plan: false\n", "")
+    code, out = play(tmp_path, hook, plan, hs_keep_serving="0")
+    assert (code, (tmp_path / "called").exists()) == (0, False), out
+    code, out = play(tmp_path, hook, LOOK, hs_keep_serving="0")
+    assert (code, (tmp_path / "called").exists(), (tmp_path / "left").exists()) == (0, True, False), out
 
 
 def test_a_call_by_http(tmp_path: Path) -> None:
