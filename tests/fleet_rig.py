@@ -79,9 +79,15 @@ class FleetRig:
             raise RuntimeError(out[-6000:])
 
     def down(self) -> None:
-        """Remove every trace of them."""
+        """Remove every trace of them, of each also where another's removal fails."""
+        failures = []
         for name in self.hosts:
-            self.rig("down", name)
+            try:
+                self.rig("down", name)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                failures.append(str(error))
+        if failures:
+            raise RuntimeError("; ".join(failures))
 
     def command(self, book: str, *words: str, **extra: Any) -> list[str]:
         """An ansible-playbook of these hosts."""

@@ -40,16 +40,18 @@ def run(place: Place) -> Iterator[Figure]:
             servers = {name: f"{address}:{PORT}" for name, address in fleet.addresses.items()}
             balancer = HAProxy(fleet.folder, servers, free(), free())
             server = [str(balancer.socket), "sglang/{{ inventory_hostname }}"]
-            direct = Prober({name: (address, PORT) for name, address in fleet.addresses.items()})
-            through = Prober({"through": ("127.0.0.1", balancer.port)})
-            code, out = fleet.play(
-                "extract",
-                hs_keep_serving="50%",
-                hs_before_leaving={"command": [sys.executable, tool, *server, "drain"]},
-                hs_after_returning={"command": [sys.executable, tool, *server, "ready"]},
-            )
-            ticks, asked = direct.close(), through.close()
-            balancer.close()
+            try:
+                direct = Prober({name: (address, PORT) for name, address in fleet.addresses.items()})
+                through = Prober({"through": ("127.0.0.1", balancer.port)})
+                code, out = fleet.play(
+                    "extract",
+                    hs_keep_serving="50%",
+                    hs_before_leaving={"command": [sys.executable, tool, *server, "drain"]},
+                    hs_after_returning={"command": [sys.executable, tool, *server, "ready"]},
+                )
+                ticks, asked = direct.close(), through.close()
+            finally:
+                balancer.close()
         finally:
             fleet.down()
     if code:
