@@ -171,6 +171,26 @@ def test_never_more_are_out_than_may_be(
         assert re.search(r"leaves with \w \w", out) is None, out
 
 
+def test_a_data_set_is_sent_to_several_hosts_only_to_be_divided(tmp_path: Path) -> None:
+    (tmp_path / "play.yml").write_text(LOOK)
+    hosts = {name: {"ansible_connection": "local", "standing": "serves"} for name in "ab"}
+    (tmp_path / "hosts.yml").write_text(json.dumps({"sglang": {"hosts": hosts}}))
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "ANSIBLE_HOME": str(tmp_path),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+    }
+    words = [str(Path(sys.executable).parent / "ansible-playbook"), str(tmp_path / "play.yml")]
+    words += ["-i", str(tmp_path / "hosts.yml"), "-e", "hs_dataset_source=/data/set.jsonl"]
+    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+    out = done.stdout + done.stderr
+    assert done.returncode == 2, out
+    assert "is sent to 2 hosts, but hs_fleet is false" in " ".join(out.split())
+    assert "leaves with" not in out
+
+
 def test_the_inventory_of_three_hosts_asks_for_what_only_an_operator_knows(tmp_path: Path) -> None:
     env = {
         **os.environ,
