@@ -22,6 +22,8 @@ RIG = REPO / "molecule/rig/rig.py"
 class FaultHost:
     """``name`` and the last part of its address; ``folder``: inventory, logs and the controller's home, on this machine."""
 
+    fork = "1"  # its engine's processes by fork: half of a start's processor time (standins/_forked.py); "" as they are in production
+
     def __init__(self, name: str, octet: int, folder: Path, cache: Path) -> None:
         self.name, self.octet, self.folder, self.cache = name, octet, folder, cache
         self.tree = cache / "rig/hosts" / name  # its disks and file systems, as this machine sees them
@@ -84,6 +86,7 @@ class FaultHost:
         variables = {
             "ansible_host": self.address,
             "ansible_user": told["user"],
+            "engine_fork": self.fork,
             "ansible_ssh_common_args": " ".join(self.options)
             + f" -o ControlPath={self.folder}/cp-%C -o ServerAliveInterval=5 -o ServerAliveCountMax=6",
         }
