@@ -57,6 +57,7 @@ class FaultHost:
             "ANSIBLE_HOME": str(self.folder / "home/.ansible"),
             "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
             "HS_CACHE": str(self.cache),
+            "SGL_CPU_FORK": self.fork,
         }
 
     def up(self) -> None:
@@ -86,7 +87,6 @@ class FaultHost:
         variables = {
             "ansible_host": self.address,
             "ansible_user": told["user"],
-            "engine_fork": self.fork,
             "ansible_ssh_common_args": " ".join(self.options)
             + f" -o ControlPath={self.folder}/cp-%C -o ServerAliveInterval=5 -o ServerAliveCountMax=6",
         }
