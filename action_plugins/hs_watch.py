@@ -16,8 +16,9 @@ from ansible.utils.display import Display
 
 display = Display()
 
-# Seconds after which a question is answered also without news, by how long the watching has been going on: (up to, on a terminal, for a log).
-PACES = ((60.0, 2.0, 3.0), (float("inf"), 2.0, 5.0))
+# Seconds after which a question is answered also without news. Each costs the host a connection and the start of a Python; a log has a
+# line every half a minute only, and news come at once either way.
+ON_TERMINAL, FOR_LOG = 2.0, 15.0
 COLOURS = {"": "", "warn": C.COLOR_WARN, "bad": C.COLOR_ERROR}
 
 
@@ -92,11 +93,11 @@ class ActionModule(ActionBase):
         given = self._task.args
         words = {"what": given["what"], "state_dir": given["state_dir"], "run_id": given.get("run_id", "")}
         patience = float(given.get("patience", 900))
-        begun = answered = time.monotonic()
+        answered = time.monotonic()
         answered_at = time.time()
         phase = ""
         while True:
-            asked, pace = time.monotonic(), self._pace(begun, teller.screen is not None)
+            asked, pace = time.monotonic(), self._pace(teller.screen is not None)
             words.update(wait=pace, phase=phase)
             try:
                 answer = self._execute_module(module_name="hs_progress", module_args=words, task_vars=task_vars)
@@ -122,9 +123,7 @@ class ActionModule(ActionBase):
                 time.sleep(max(0.0, asked + pace - time.monotonic()))  # it waited that long itself, or cannot
             phase = answer["phase"]
 
-    def _pace(self, begun: float, live: bool) -> float:
-        """Seconds that a question may wait for news: what takes long is asked for less often."""
-        if "every" in self._task.args:
-            return float(self._task.args["every"])
-        spent = time.monotonic() - begun
-        return next(on_terminal if live else in_log for upto, on_terminal, in_log in PACES if spent < upto)
+    def _pace(self, live: bool) -> float:
+        """Seconds that a question may wait for news."""
+        given = self._task.args
+        return float(given.get("every", ON_TERMINAL if live else min(FOR_LOG, float(given.get("log_every", FOR_LOG)))))

@@ -35,6 +35,8 @@ class Unable(RuntimeError):
 class Host(FaultHost):
     """The campaign's host, with each ssh command and each task's beginning written down."""
 
+    fork = ""
+
     @property
     def tasks(self) -> Path:
         """When each task began: bench/callbacks/bench_tasks.py."""

@@ -73,7 +73,7 @@ class Server(rig.Rig):
         if self.capture:
             settings = {"dump_dir": self.dumps, "boundaries": self.boundaries, "final": "pre_norm"}
             env.update(command.environment(settings, str(self.lib), env))
-        env.update(SGL_CPU_EXTRA="engine_times", HS_BENCH_LOG=str(self.times), **self.settings)
+        env.update(SGL_CPU_EXTRA="engine_times", SGL_CPU_FORK="", HS_BENCH_LOG=str(self.times), **self.settings)
         env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'bench/inside'}"
         self.folder.mkdir(parents=True, exist_ok=True)
         steps.dump_folder(self.dumps, os.geteuid(), os.getegid())

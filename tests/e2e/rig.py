@@ -33,6 +33,7 @@ from sglang_hs.manifest import Manifest
 PYTHON = CACHE / "engine/venv/bin/python"
 MODEL = CACHE / "engine/model"
 BOUNDARIES = (1, 2, 4)
+FORK = "1"  # the engine's processes by fork: half of a start's processor time (standins/_forked.py); "" as the engine has them
 TOLERANCE = 1e-5  # between two passes that are not equal to the bit
 
 
@@ -73,6 +74,7 @@ def production(folder: Path, python: Path, port: int, tp: int) -> tuple[list[str
         local_tp=tp,
     )
     env = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+    env["SGL_CPU_FORK"] = FORK
     argv: list[str] = []
     for line in script.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)

@@ -22,6 +22,8 @@ RIG = REPO / "molecule/rig/rig.py"
 class FaultHost:
     """``name`` and the last part of its address; ``folder``: inventory, logs and the controller's home, on this machine."""
 
+    fork = "1"  # its engine's processes by fork: half of a start's processor time (standins/_forked.py); "" as they are in production
+
     def __init__(self, name: str, octet: int, folder: Path, cache: Path) -> None:
         self.name, self.octet, self.folder, self.cache = name, octet, folder, cache
         self.tree = cache / "rig/hosts" / name  # its disks and file systems, as this machine sees them
@@ -55,6 +57,7 @@ class FaultHost:
             "ANSIBLE_HOME": str(self.folder / "home/.ansible"),
             "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
             "HS_CACHE": str(self.cache),
+            "SGL_CPU_FORK": self.fork,
         }
 
     def up(self) -> None:
