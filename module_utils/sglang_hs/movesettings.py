@@ -56,4 +56,6 @@ class Move(NamedTuple):
         """Out of a JSON object with these keys; TypeError where there are others."""
         values = dict(document)
         values["options"] = tuple(values.get("options") or ())
+        # one remote has one name in the book: with a slash at its end it would be another, and the index of one would lack the other's
+        values["to"] = str(values.get("to") or "").rstrip("/") or str(values.get("to") or "")
         return cls(**values)

@@ -17,7 +17,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import DONE, FILE, MOVED, Manifest, Sample
 from sglang_hs.movesettings import Move
-from sglang_hs.rclone import Failed, Rclone
+from sglang_hs.rclone import Failed, Rclone, claim
 
 from .dumpfile import Expected, check_header, file_sha256
 from .faults import SampleFault
@@ -66,12 +66,19 @@ def at_remotes(book: Manifest, checksums: bool, output: Path) -> Dict[int, str]:
         wanted.setdefault(place.root, {}).setdefault(place.file, (str(total), []))[1].append(idx)
     wrong: Dict[int, str] = {}
     for root, files in wanted.items():
+        try:  # a mount point without its disk must not count as every sample lost
+            claim(tool, root, book.mark(), "", write=False, known=len(files))
+        except Failed as error:
+            raise HsError(
+                "{} cannot be asked: {}".format(root, error), "everything", "mend that, or verify without --remote"
+            ) from error
         names = sorted(files)
         for begin in range(0, len(names), PAGE):
             part = names[begin : begin + PAGE]
             try:
                 found = {} if checksums else tool.hashes(root, part, "sha256", False, PATIENCE)
-                found = found or tool.hashes(root, part, "sha256", True, PATIENCE)
+                rest = [name for name in part if name not in found]  # it has none, or could not tell in this moment
+                found.update(tool.hashes(root, rest, "sha256", True, PATIENCE) if rest else {})
             except Failed as error:
                 raise HsError(
                     "{} cannot be asked: {}".format(root, error), "everything", "mend that, or verify without --remote"
