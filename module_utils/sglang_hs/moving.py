@@ -26,7 +26,7 @@ from . import archive
 from .fsio import sync_folder, write_json
 from .manifest import DONE, DROPPED, PLANNED, SAMPLES, Archive, Manifest, Sample
 from .movesettings import DOWNLOAD, NONE, HighWater, Move
-from .rclone import HASHES, OWNER, Ended, Failed, Rclone, claim
+from .rclone import HASHES, OWNER, Ended, Failed, Foreign, Rclone, claim
 
 FILES, BYTES = 1024, 4 << 30  # of a batch, at most: one is copied while the one before is verified
 LEAST_FILES, LEAST = (
@@ -105,6 +105,7 @@ class Mover:
         self._drain = False
         self._ready = False
         self._offered = time.monotonic()
+        self.refused: Optional[Foreign] = None  # why nothing will ever go there
         self._threads: List[threading.Thread] = []
         self._status: Dict[str, Any] = {
             "to": move.to, "moved": 0, "bytes_moved": 0, "waiting": 0, "bytes_waiting": 0, "wrong": 0, "failures": 0,
@@ -267,7 +268,12 @@ class Mover:
         """The remote's folder is this output's, and the one in which its samples are; asked once, and again when that was doubted."""
         if self._owner is None:
             there = self.book.moved_counts()["roots"].get(self.move.to, 0)
-            self._owner = claim(self._copier, self.move.to, self.book.mark(), str(self.output), known=there)
+            try:
+                self._owner = claim(self._copier, self.move.to, self.book.mark(), str(self.output), known=there)
+            except Foreign as error:
+                self.refused = error
+                raise
+            self.refused = None
 
     def _begin(self) -> None:
         """What the book says is here; and what a killed mover left: files of samples that are at the remote, half-made archives."""

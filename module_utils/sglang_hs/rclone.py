@@ -48,6 +48,10 @@ class Failed(Exception):
     """A call that went wrong; the text is rclone's own last word, without secrets."""
 
 
+class Foreign(HsError):
+    """The remote's folder is another output's: no time mends that."""
+
+
 class Rclone:
     """Calls of one ``binary`` with one ``config`` ("": none; remotes are then named in full, or local folders) and more ``options``.
 
@@ -244,13 +248,13 @@ def claim(tool: Rclone, root: str, owner: str, output: str, write: bool = True, 
         )
     if not text and write:
         named = {"owner": owner, "output": "{}:{}".format(os.uname().nodename, output)}
-        tool.put(root, OWNER, json.dumps(named) + "\n")
-        text = tool.text(root, OWNER)  # another output may have come in the same moment
-        if not text:
-            raise Failed("{} was written at {} and is not there".format(OWNER, root))
+        text = json.dumps(named) + "\n"
+        tool.put(
+            root, OWNER, text
+        )  # whether it stays, or another output came in the same moment, is seen with each batch
     found = owner_of(text)
-    if (found or write) and found.get("owner") != owner:
-        raise HsError(
+    if found and found.get("owner") != owner:
+        raise Foreign(
             "{} holds the samples of another output folder, {}".format(root, found.get("output")),
             "that folder and the samples here",
             "give hs_move_to a folder of its own: for several hosts, NAME:path/{{ inventory_hostname }}",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import dataset, fsio, plan
+from sglang_hs import dataset, fsio, plan, preflight
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import Manifest
 
@@ -173,3 +173,15 @@ def test_what_was_moved_is_done_and_needs_no_file_here(settings: dict[str, Any])
     (output / "hidden_states/hs_1.safetensors").unlink()
     found = plan.look(settings, False, 0.0)
     assert (found["done"], found["done_tokens"]) == (2, 5)
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf"])
+def test_an_archive_has_a_size(wrong: str) -> None:
+    with pytest.raises(HsError, match="hs_archive_gb"):
+        preflight._moves({"move_to": "far:", "archive": "safetensors", "archive_gb": wrong})
+
+
+def test_a_remote_has_one_name_also_in_a_plan() -> None:
+    found = {"move_to": "far:a/"}
+    preflight._moves(found)
+    assert found["move_to"] == "far:a"
