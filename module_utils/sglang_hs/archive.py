@@ -102,7 +102,8 @@ def _header(member: Member) -> Tuple[str, List[Tuple[str, int, int, str, Sequenc
             length = int.from_bytes(handle.read(8), "little")
             text = handle.read(min(length, 1 << 24)).decode()
         document, begin = json.loads(text), 8 + length
-        found, here = [], begin
+        found: List[Tuple[str, int, int, str, Sequence[int]]] = []
+        here = begin
         names = [name for name in document if name != "__metadata__"]
         for name in sorted(names, key=lambda name: document[name]["data_offsets"]):
             low, high = document[name]["data_offsets"]

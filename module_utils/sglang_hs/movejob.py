@@ -105,6 +105,7 @@ def run(state_dir: str, output_dir: str, move: Mapping[str, Any], period: float 
             if describer.fault is not None:
                 raise describer.fault
             status, counts, roots = mover.status(), book.counts(), book.moved_counts()["roots"]
+            left = not mover.idle()
         finally:
             mover.stop()
             describer.stop()
@@ -114,8 +115,10 @@ def run(state_dir: str, output_dir: str, move: Mapping[str, Any], period: float 
         line = where(roots or {chosen.to: 0}, str(output)) + verified
         if status["waiting"]:
             line += "; {:,} are still here".format(status["waiting"])
+        elif left:
+            line += "; some of their files here could not be removed ({}): start it again".format(status["error"])
         line += "; {:,} are still to be extracted".format(counts["pending"]) if counts["pending"] else ""
-        return _tell(paths, output, status, finished=True, failed=bool(status["waiting"]), line=line)
+        return _tell(paths, output, status, finished=True, failed=left, line=line)
     finally:
         os.close(lock)
 

@@ -402,6 +402,27 @@ def test_what_the_remote_has_no_checksum_of_is_read_back(tmp_path: Path, monkeyp
     book.close()
 
 
+def test_checksums_of_a_remote_that_are_none_of_the_bytes_are_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a bucket of S3 that encrypts of its own accord calls MD5."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    real = rclone.Rclone.hashes
+
+    def hashes(self: rclone.Rclone, root: str, files: Any, kind: str, download: bool, patience: float = 600.0) -> Any:
+        found = real(self, root, files, kind, download, patience)
+        return found if download else {file: value[::-1] for file, value in found.items()}
+
+    monkeypatch.setattr(rclone.Rclone, "hashes", hashes)
+    monkeypatch.setattr(moving, "HASHES", ("md5",))
+    mover = drained(output, book, to_folder(place))
+    assert mover.status()["verified_by"] == "reading it back (sha256)"
+    assert (mover.status()["wrong"], mover.status()["failures"]) == (0, 0)
+    check_far(place, 3)
+    book.close()
+
+
 def test_a_batch_is_a_part_of_what_waits_so_that_one_is_copied_while_one_is_verified(tmp_path: Path) -> None:
     output = tmp_path / "out"
     book = make(output)
@@ -842,6 +863,25 @@ def test_a_move_ends_for_a_run_also_while_it_describes(tmp_path: Path) -> None:
     (state / "journal.json").write_text("{}")
     out, _ = work.communicate(timeout=30)
     assert work.returncode == 0 and "its own client moves on" in out
+
+
+def test_a_file_that_stays_here_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, state = tmp_path / "out", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 2)
+    move = to_folder(tmp_path / "nfs")._asdict()
+    book.close()
+    real = moving.remove
+
+    def remove(path: Path) -> bool:
+        if path.name == "hs_1.safetensors":
+            raise OSError(30, "Read-only file system")
+        return real(path)
+
+    monkeypatch.setattr(moving, "remove", remove)
+    monkeypatch.setattr(signal, "signal", lambda *words: None)
+    told = movejob.run(str(state), str(output), move)
+    assert told["failed"] and "could not be removed" in told["line"] and "Read-only" in told["line"]
 
 
 def test_a_description_is_tried_until_it_is_there_and_not_sent_twice(
