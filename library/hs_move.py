@@ -62,6 +62,7 @@ def work(module: AnsibleModule) -> dict:
             "hs_move_to is empty: the samples of {} move nowhere".format(found["output"]), movejob.UNTOUCHED, "set it"
         )
     move["to"] = movesettings.Move.of({"to": move["to"]}).to
+    movesettings.apart(move["to"], found["output"], movejob.UNTOUCHED)
     looked = {"move_to": move["to"], "rclone": move.get("rclone") or "rclone"}
     looked.update(rclone_config=move.get("config") or "", rclone_options=list(move.get("options") or []))
     book = Manifest(Path(found["output"]), read_only=True)

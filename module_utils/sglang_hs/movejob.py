@@ -20,7 +20,7 @@ from . import archive, fsio, moving, procs, rclone, spawn, watching
 from .errors import HsError
 from .journal import Paths, closed_runs
 from .manifest import FILE, MOVED, Manifest
-from .movesettings import Move
+from .movesettings import Move, apart
 from .moving import DESCRIPTIONS, Mover, where
 from .rclone import Ended, Failed, Rclone
 
@@ -58,6 +58,7 @@ def run(state_dir: str, output_dir: str, move: Mapping[str, Any], period: float 
     if not move.get("to"):
         raise HsError("the samples of {} move nowhere".format(output), UNTOUCHED, "set hs_move_to, or give --to")
     chosen = Move.of(move)
+    apart(chosen.to, str(output), UNTOUCHED)
     rclone.check(chosen.to, chosen.config, chosen.options, UNTOUCHED)
     if paths.journal.exists():
         raise HsError(

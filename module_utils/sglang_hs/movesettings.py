@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Mapping, NamedTuple, Tuple
 
@@ -37,6 +38,19 @@ class HighWater:
             return free - round(total * (1 - self.share))
         assert self.bytes is not None
         return min(self.bytes - waiting, free)
+
+
+def apart(to: str, output: str, untouched: str) -> None:
+    """HsError where samples are to move to a path that is the output folder, lies in it or holds it: nothing would be gained, and all could go."""
+    if not to.startswith("/"):
+        return  # the mover looks whether what it writes there shows up here
+    places = [os.path.realpath(to), os.path.realpath(output)]
+    if os.path.commonpath(places) in places:
+        raise HsError(
+            "hs_move_to {} and hs_output_dir {} lie in each other".format(to, output),
+            untouched,
+            "give hs_move_to a folder of another disk, or a remote",
+        )
 
 
 class Move(NamedTuple):

@@ -271,7 +271,17 @@ class Mover:
         if self._owner is None:
             there = self.book.moved_counts()["roots"].get(self.move.to, 0)
             try:
-                self._owner = claim(self._copier, self.move.to, self.book.mark(), str(self.output), known=there)
+                found = claim(self._copier, self.move.to, self.book.mark(), str(self.output), known=there)
+                if os.path.lexists(str(self.output / OWNER)):
+                    # by whatever way: each file would be found there, right to the byte, and then removed
+                    raise Foreign(
+                        "{} is this output folder itself: what was written there stands in {}".format(
+                            self.move.to, self.output / OWNER
+                        ),
+                        "the samples here",
+                        "give hs_move_to another place. If that file only came with a copy of the remote, remove it",
+                    )
+                self._owner = found
             except Foreign as error:
                 self.refused = error
                 raise

@@ -158,6 +158,7 @@ def _remote(settings: Dict[str, Any], dry: bool) -> Optional[Dict[str, Any]]:
     """What :func:`rclone.look` says of the remote that samples move to; None where they stay."""
     if not settings["move_to"]:
         return None
+    movesettings.apart(settings["move_to"], settings["output_dir"], UNTOUCHED)
     owner, there = "", 0
     if (Path(settings["output_dir"]) / manifest.FILE).is_file():
         book = manifest.Manifest(Path(settings["output_dir"]), read_only=True)

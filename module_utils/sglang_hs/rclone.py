@@ -49,7 +49,7 @@ class Failed(Exception):
 
 
 class Foreign(HsError):
-    """The remote's folder is another output's: no time mends that."""
+    """The remote's folder is another output's, or this output folder itself: no time mends that."""
 
 
 class Rclone:

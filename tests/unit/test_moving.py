@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import archive, movejob, moving, rclone
+from sglang_hs import archive, movejob, movesettings, moving, rclone
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import Manifest
 from sglang_hs.movesettings import HighWater, Move
@@ -362,6 +362,38 @@ def test_a_mount_point_without_its_disk_gets_nothing(tmp_path: Path) -> None:
     assert mover.join(60), mover.status()
     check_far(place, 3)
     book.close()
+
+
+@pytest.mark.parametrize("way", ["path", "link", "alias"])
+def test_an_output_folder_is_never_its_own_remote(tmp_path: Path, way: str) -> None:
+    """rclone has nothing to do, every checksum is right, and then the samples would be removed."""
+    output = tmp_path / "out"
+    book = make(output, 3)
+    (tmp_path / "link").symlink_to(output)
+    config = tmp_path / "rclone.conf"
+    config.write_text(f"[far]\ntype = alias\nremote = {output}\n")
+    config.chmod(0o600)
+    to = {"path": str(output), "link": str(tmp_path / "link"), "alias": "far:"}[way]
+    mover = Mover(output, book, Move(to=to, rclone=str(remotes.program()), config=str(config)))
+    mover.start()
+    wait(lambda: mover.refused is not None, mover)
+    mover.stop()
+    assert "is this output folder itself" in str(mover.refused) and book.moved_counts()["moved"] == 0
+    assert [(output / f"hidden_states/hs_{idx}.safetensors").read_bytes() for idx in range(3)] == [
+        tensors(idx) for idx in range(3)
+    ]
+    book.close()
+
+
+def test_a_remote_in_the_output_folder_or_around_it_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (tmp_path / "link").symlink_to(output)
+    for wrong in (output, output / "far", tmp_path, tmp_path / "link/deep"):
+        with pytest.raises(HsError, match="lie in each other"):
+            movesettings.apart(str(wrong), str(output), "everything")
+    for right in (str(tmp_path / "output"), "far:" + str(output)):
+        movesettings.apart(right, str(output), "everything")
 
 
 def test_a_remote_that_is_another_one_in_the_middle_is_noticed_before_anything_is_entered(
