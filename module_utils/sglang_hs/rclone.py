@@ -28,6 +28,7 @@ HASHES = (
     "sha1",
 )  # that a remote may keep and we can compute, in the order in which they are asked for
 OWNER = "hs-owner.json"  # at a remote's folder: whose it is
+NAMES = ("hidden_states/", "archives/", "manifest.sqlite")  # of which at least one is where samples are
 KEEP = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSH_AUTH_SOCK")
 PROXY = re.compile(r"(?:https?|no|all)_proxy", re.IGNORECASE)
 # parameters of a connection string and names of options that are secrets; files that hold one are none themselves
@@ -180,13 +181,12 @@ class Rclone:
         if code != 0 and "not found" not in said.lower() and "doesn't exist" not in said.lower():
             raise Failed("rclone deletefile: " + last_words(said))
 
-    def listing(self, root: str) -> None:
-        """Look at the remote's folder; one that is not there yet is no failure. Failed where it cannot be looked at."""
-        code, _, said = self.call(
-            "lsf", "--max-depth", "1", "--files-only", "--include", "manifest.json", folder(root), patience=120
-        )
+    def listing(self, root: str) -> List[str]:
+        """What lies in the remote's folder, folders with a slash; [] where it is not there yet. Failed where it cannot be looked at."""
+        code, out, said = self.call("lsf", "--max-depth", "1", folder(root), patience=120)
         if code != 0 and "directory not found" not in said.lower():
             raise Failed("rclone lsf: " + last_words(said))
+        return out.splitlines()
 
     def probe(self, root: str, name: str) -> None:
         """Write a small file at the remote, read it back, remove it. Failed with what did not work."""
@@ -236,22 +236,30 @@ def claim(tool: Rclone, root: str, owner: str, output: str, write: bool = True, 
     """A remote's folder belongs to one output folder: two would write files of the same names. What OWNER holds there, "" where it is nobody's.
 
     ``owner``: the mark of the output folder's book, "" where it has none yet. ``write``: mark a folder that is nobody's. ``known``: samples that
-    the book has there. HsError where the folder is another's, or holds no mark although samples are there.
+    the book has there. HsError where the folder is another's, or holds no mark although samples are there. Failed where it cannot be asked.
     """
     text = tool.text(root, OWNER)
+    back = "echo '{}' | rclone rcat {}".format(json.dumps({"owner": owner}), folder(root) + OWNER)
     if not text and known:
         raise HsError(
             "{} has no {}, although {:,} samples were moved there".format(root, OWNER, known),
             "the samples here and the book",
-            "mount the disk or share that they are on. If only that file was lost, put it back: "
-            "echo '{}' | rclone rcat {}".format(json.dumps({"owner": owner}), folder(root) + OWNER),
+            "mount the disk or share that they are on. If only that file was lost, put it back: " + back,
+        )
+    strange = [] if text else sorted(set(tool.listing(root)) & set(NAMES))
+    if strange:  # ours have the same names
+        raise Foreign(
+            "{} holds {} already, and no {} that says whose".format(root, ", ".join(strange), OWNER),
+            "that folder and the samples here",
+            "give hs_move_to a folder of its own"
+            + (". If it is this output's and only that file was lost, put it back: " + back if owner else ""),
         )
     if not text and write:
         named = {"owner": owner, "output": "{}:{}".format(os.uname().nodename, output)}
         text = json.dumps(named) + "\n"
         tool.put(
             root, OWNER, text
-        )  # whether it stays, or another output came in the same moment, is seen with each batch
+        )  # whether it stays is seen with each batch: another output may come in the same moment
     found = owner_of(text)
     if found and found.get("owner") != owner:
         raise Foreign(
@@ -366,7 +374,6 @@ def look(settings: Mapping[str, Any], untouched: str, write: bool, owner: str = 
             "install {}.{} or later, or name the program with hs_rclone".format(*OLDEST),
         )
     try:
-        tool.listing(root)
         claim(tool, root, owner, "", write=False, known=known)
         if write:
             tool.probe(root, ".hs-probe-{}-{}".format(os.uname().nodename, os.getpid()))

@@ -364,11 +364,14 @@ def test_a_mount_point_without_its_disk_gets_nothing(tmp_path: Path) -> None:
     book.close()
 
 
+@pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("way", ["path", "link", "alias"])
-def test_an_output_folder_is_never_its_own_remote(tmp_path: Path, way: str) -> None:
+def test_an_output_folder_is_never_its_own_remote(tmp_path: Path, way: str, marked: bool) -> None:
     """rclone has nothing to do, every checksum is right, and then the samples would be removed."""
     output = tmp_path / "out"
     book = make(output, 3)
+    if marked:
+        (output / OWNER).write_text(json.dumps({"owner": book.mark()}))
     (tmp_path / "link").symlink_to(output)
     config = tmp_path / "rclone.conf"
     config.write_text(f"[far]\ntype = alias\nremote = {output}\n")
@@ -378,7 +381,8 @@ def test_an_output_folder_is_never_its_own_remote(tmp_path: Path, way: str) -> N
     mover.start()
     wait(lambda: mover.refused is not None, mover)
     mover.stop()
-    assert "is this output folder itself" in str(mover.refused) and book.moved_counts()["moved"] == 0
+    assert ("is this output folder itself" if marked else "holds hidden_states/") in str(mover.refused)
+    assert book.moved_counts()["moved"] == 0
     assert [(output / f"hidden_states/hs_{idx}.safetensors").read_bytes() for idx in range(3)] == [
         tensors(idx) for idx in range(3)
     ]
@@ -394,6 +398,27 @@ def test_a_remote_in_the_output_folder_or_around_it_is_refused(tmp_path: Path) -
             movesettings.apart(str(wrong), str(output), "everything")
     for right in (str(tmp_path / "output"), "far:" + str(output)):
         movesettings.apart(right, str(output), "everything")
+
+
+@pytest.mark.parametrize("name", ["hidden_states/hs_1.safetensors", "archives/hidden_states-000000.safetensors"])
+def test_samples_of_nobody_knows_whom_are_not_written_over(tmp_path: Path, name: str) -> None:
+    """As another host's output folder on a share has them."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    (place / name).parent.mkdir(parents=True)
+    (place / name).write_text("another's")
+    settings: dict[str, Any] = {
+        "move_to": str(place), "rclone": str(remotes.program()), "rclone_config": "", "rclone_options": [],
+    }  # fmt: skip
+    with pytest.raises(HsError, match="already, and no hs-owner.json"):
+        rclone.look(settings, "everything", True)
+    mover = Mover(output, book, to_folder(place))
+    mover.start()
+    wait(lambda: mover.refused is not None, mover)
+    mover.stop()
+    assert [path for path in place.rglob("*") if path.is_file()] == [place / name]
+    assert (place / name).read_text() == "another's" and len(here(output)) == 3
+    book.close()
 
 
 def test_a_remote_that_is_another_one_in_the_middle_is_noticed_before_anything_is_entered(
