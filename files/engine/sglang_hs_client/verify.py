@@ -66,27 +66,25 @@ def at_remotes(book: Manifest, checksums: bool, output: Path) -> Dict[int, str]:
         wanted.setdefault(place.root, {}).setdefault(place.file, (str(total), []))[1].append(idx)
     wrong: Dict[int, str] = {}
     for root, files in wanted.items():
-        try:  # a mount point without its disk must not count as every sample lost
+        names = sorted(files)
+        try:
+            # a mount point without its disk must not count as every sample lost
             claim(tool, root, book.mark(), "", write=False, known=len(files))
+            for begin in range(0, len(names), PAGE):
+                part = names[begin : begin + PAGE]
+                found = {} if checksums else tool.hashes(root, part, "sha256", False, PATIENCE)
+                rest = [name for name in part if name not in found]  # it has none, or could not tell in this moment
+                found.update(tool.hashes(root, rest, "sha256", True, PATIENCE) if rest else {})
+                for name in part:
+                    if found.get(name) != files[name][0]:
+                        reason = (
+                            "its bytes at {} have changed (sha256)" if name in found else "it is not at {} any more"
+                        )
+                        wrong.update({idx: reason.format(root) for idx in files[name][1]})
         except Failed as error:
             raise HsError(
                 "{} cannot be asked: {}".format(root, error), "everything", "mend that, or verify without --remote"
             ) from error
-        names = sorted(files)
-        for begin in range(0, len(names), PAGE):
-            part = names[begin : begin + PAGE]
-            try:
-                found = {} if checksums else tool.hashes(root, part, "sha256", False, PATIENCE)
-                rest = [name for name in part if name not in found]  # it has none, or could not tell in this moment
-                found.update(tool.hashes(root, rest, "sha256", True, PATIENCE) if rest else {})
-            except Failed as error:
-                raise HsError(
-                    "{} cannot be asked: {}".format(root, error), "everything", "mend that, or verify without --remote"
-                ) from error
-            for name in part:
-                if found.get(name) != files[name][0]:
-                    reason = "its bytes at {} have changed (sha256)" if name in found else "it is not at {} any more"
-                    wrong.update({idx: reason.format(root) for idx in files[name][1]})
     return wrong
 
 
