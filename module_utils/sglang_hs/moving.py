@@ -29,21 +29,17 @@ from .movesettings import DOWNLOAD, NONE, HighWater, Move
 from .rclone import HASHES, OWNER, Ended, Failed, Foreign, Rclone, claim
 
 FILES, BYTES = 1024, 4 << 30  # of a batch, at most: one is copied while the one before is verified
-LEAST_FILES, LEAST = (
-    256,
-    256 << 20,
-)  # files, bytes: what does not wait to become larger; each batch costs two starts of rclone
+# what does not wait to become larger, in files or bytes: each batch costs two starts of rclone
+LEAST_FILES, LEAST = 256, 256 << 20
 PARTS = 3  # of what waits, a batch: one is copied, one verified, and one is there when the first is through
 MEMBERS = 10000  # samples of an archive: readers of safetensors take a header of 100 MB
-READERS = max(
-    min(4, (os.cpu_count() or 1) // 2), 1
-)  # threads that read files here, for checksums that the remote has, too
+# threads that read files here, for checksums that the remote has, too
+READERS = max(min(4, (os.cpu_count() or 1) // 2), 1)
 LINGER = 2.0  # seconds that a batch may wait to become larger
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds, after failures
 SLOWEST = 1e6  # bytes a second: a call that is slower than this hangs, at the first attempt
-LAST_WORDS = (
-    20.0  # seconds that :meth:`Mover.stop` waits: a disk that hangs must not hold whoever wants production back
-)
+# seconds that :meth:`Mover.stop` waits: a disk that hangs must not hold whoever wants production back
+LAST_WORDS = 20.0
 DESCRIPTIONS = ("manifest.json", SAMPLES, "data-00000-of-00001.arrow", "dataset_info.json", "state.json", archive.INDEX)
 
 
@@ -546,7 +542,11 @@ class Mover:
         if not self._asked:
             self._ask_kind()
         kind = self._kind
-        settle(self.move.to, [parcel.file for parcel in batch])
+        try:
+            settle(self.move.to, [parcel.file for parcel in batch])
+        except OSError:  # the kernel tells it once, and then calls what it could not write clean
+            self._doubted.update(parcel.file for parcel in batch)
+            raise
         with ThreadPoolExecutor(READERS) as pool:
             # both checksums of a file here, while the remote computes its own
             sums: Dict[str, "Future[Tuple[str, str]]"] = {}

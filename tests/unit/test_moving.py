@@ -340,6 +340,33 @@ def test_on_another_disk_a_copy_is_durable_before_the_book_says_so(
     book.close()
 
 
+def test_what_another_disk_did_not_take_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells it once: the next fsync succeeds, and what is read comes out of memory."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 2)
+    fsync, copy = os.fsync, rclone.Rclone.copy
+    refused: list[str] = []
+    sent: list[bool] = []
+
+    def sync(fd: int) -> None:
+        fsync(fd)
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.startswith(f"{place}/hidden_states/") and not refused:
+            refused.append(name)
+            raise OSError(5, "Input/output error")
+
+    def counted(self: rclone.Rclone, source: str, root: str, files: Any, again: bool = False, **more: Any) -> None:
+        sent.append(again)
+        copy(self, source, root, files, again=again, **more)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(rclone.Rclone, "copy", counted)
+    drained(output, book, to_folder(place))
+    assert refused and sent == [False, True]
+    check_far(place, 2)
+    book.close()
+
+
 def test_a_mount_point_without_its_disk_gets_nothing(tmp_path: Path) -> None:
     output, place, away = tmp_path / "out", tmp_path / "nfs", tmp_path / "unmounted"
     book = make(output, 3)
