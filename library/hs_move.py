@@ -44,7 +44,7 @@ from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import movejob, preflight, rclone  # noqa: E402
+from ansible.module_utils.sglang_hs import movejob, movesettings, moving, preflight, rclone  # noqa: E402
 from ansible.module_utils.sglang_hs.errors import HsError  # noqa: E402
 from ansible.module_utils.sglang_hs.manifest import Manifest  # noqa: E402
 
@@ -61,15 +61,20 @@ def work(module: AnsibleModule) -> dict:
         raise HsError(
             "hs_move_to is empty: the samples of {} move nowhere".format(found["output"]), movejob.UNTOUCHED, "set it"
         )
+    move["to"] = movesettings.Move.of({"to": move["to"]}).to
+    movesettings.apart(move["to"], found["output"], movejob.UNTOUCHED)
     looked = {"move_to": move["to"], "rclone": move.get("rclone") or "rclone"}
     looked.update(rclone_config=move.get("config") or "", rclone_options=list(move.get("options") or []))
     book = Manifest(Path(found["output"]), read_only=True)
     try:
-        moved, done = book.moved_counts()["moved"], book.counts()["done"]
-        move["rclone"] = rclone.look(looked, movejob.UNTOUCHED, not module.check_mode, book.mark())["program"]
+        known, done = book.moved_counts(), book.counts()["done"]
+        moved, there = known["moved"], known["roots"].get(move["to"], 0)
+        move["rclone"] = rclone.look(looked, movejob.UNTOUCHED, not module.check_mode, book.mark(), there)["program"]
     finally:
         book.close()
-    line = "{:,} samples of {} wait here, {:,} are at {}".format(done - moved, found["output"], moved, move["to"])
+    line = "{:,} samples of {} wait here to go to {}, {}".format(
+        done - moved, found["output"], move["to"], moving.where(known["roots"]) or "none was moved yet"
+    )
     if not module.check_mode:
         movejob.start_detached(given["state_dir"], found["output"], move)
     return {"changed": done > moved, "waiting": done - moved, "moved": moved, "line": line}

@@ -23,7 +23,10 @@ from bench.frame import ROOT, Figure, Goal, Place, rounds
 
 PYTHON = "controller"
 ORDER = 145
-FILES, SIZE = 16, 8 << 20
+FILES, SIZE = (
+    32,
+    32 << 20,
+)  # of the size of real samples, and enough of them that the starts of rclone are not what is measured
 REPEATS = 3
 
 

@@ -41,6 +41,9 @@ class Archives(Mapping[int, Dict[str, torch.Tensor]]):
         if document["format"] != 1:
             raise ValueError(f"{self.folder / INDEX} has format {document['format']}, this reader knows 1")
         self._where: Dict[int, str] = {idx: one["file"] for one in document["archives"] for idx in one["samples"]}
+        # what moved before there were archives has a file of its own
+        self._single = frozenset(document.get("single") or ())
+        self._where.update((idx, f"hidden_states/hs_{idx}.safetensors") for idx in self._single)
         self._open: Dict[str, Any] = {}
         self._process = os.getpid()
 
@@ -54,11 +57,14 @@ class Archives(Mapping[int, Dict[str, torch.Tensor]]):
         return iter(sorted(self._where))
 
     def __getitem__(self, idx: int) -> Dict[str, torch.Tensor]:
-        file = self._handle(self._where[idx])
+        where = self._where[idx]
+        prefix = "" if idx in self._single else f"{idx}."
+        file, there = self._handle(where), self._names(where)
         names = ("token_ids", "hidden_states", "final_post_norm")
-        return {
-            name: file.get_tensor(f"{idx}.{name}") for name in names if f"{idx}.{name}" in self._names(self._where[idx])
-        }
+        found = {name: file.get_tensor(prefix + name) for name in names if prefix + name in there}
+        if idx in self._single:  # many of them: none stays open
+            del self._open[where]
+        return found
 
     def _handle(self, name: str) -> Any:
         if self._process != os.getpid():  # a worker that was forked

@@ -11,16 +11,17 @@ import fcntl
 import hashlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import archive, fsio, procs, rclone, spawn, watching
+from . import archive, fsio, moving, procs, rclone, spawn, watching
 from .errors import HsError
 from .journal import Paths, closed_runs
 from .manifest import FILE, MOVED, Manifest
-from .movesettings import Move
-from .moving import DESCRIPTIONS, Mover
+from .movesettings import Move, apart
+from .moving import DESCRIPTIONS, Mover, where
 from .rclone import Ended, Failed, Rclone
 
 UNTOUCHED = "everything: the samples are where they were"
@@ -57,6 +58,7 @@ def run(state_dir: str, output_dir: str, move: Mapping[str, Any], period: float 
     if not move.get("to"):
         raise HsError("the samples of {} move nowhere".format(output), UNTOUCHED, "set hs_move_to, or give --to")
     chosen = Move.of(move)
+    apart(chosen.to, str(output), UNTOUCHED)
     rclone.check(chosen.to, chosen.config, chosen.options, UNTOUCHED)
     if paths.journal.exists():
         raise HsError(
@@ -67,56 +69,104 @@ def run(state_dir: str, output_dir: str, move: Mapping[str, Any], period: float 
     def on_signal(number: int, frame: Any) -> None:
         ended["signal"] = number
 
+    def why() -> str:
+        """Why to end before all is there; "" where it goes on."""
+        if paths.journal.exists():
+            return RUN_OPEN
+        return "ended by {}".format(signal.Signals(ended["signal"]).name) if ended["signal"] else ""
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     lock = _lock(output)
     try:
         book = Manifest(output)
-        book.set("move", dict(chosen._asdict(), options=list(chosen.options)))
-        book.commit()
+        settings = dict(chosen._asdict(), options=list(chosen.options))
+        if book.get("move") != settings:  # a book that says the same is the same file, and is not sent again
+            book.set("move", settings)
+            book.commit()
         mover = Mover(output, book, chosen)
+        describer = _Describer(output, book, chosen, mover)
         try:
             mover.start(drain=True)
             while not mover.join(period):
-                if paths.journal.exists() or ended["signal"]:
-                    mover.stop()
-                    why = (
-                        RUN_OPEN
-                        if paths.journal.exists()
-                        else "ended by {}".format(signal.Signals(ended["signal"]).name)
-                    )
-                    return _tell(
-                        paths, output, mover.status(), finished=True, failed=not paths.journal.exists(), line=why
-                    )
                 _tell(paths, output, mover.status())
-            status = mover.status()
-            counts = book.counts()
-            for pause in (1.0, 4.0, 16.0, 60.0, 0.0):  # a remote may fail in this very moment, too
-                try:
-                    _describe(output, book, chosen, mover)
+                if why():
                     break
-                except Failed:
-                    if not pause:
-                        raise
-                    time.sleep(pause)
+            else:
+                describer.start()
+                while describer.is_alive():
+                    describer.join(period)
+                    _tell(paths, output, dict(mover.status(), **describer.failing))
+                    if why():
+                        break
+            if why():
+                mover.stop()
+                line = why()
+                return _tell(paths, output, mover.status(), finished=True, failed=line != RUN_OPEN, line=line)
+            if describer.fault is not None:
+                raise describer.fault
+            status, counts, roots = mover.status(), book.counts(), book.moved_counts()["roots"]
+            left = not mover.idle()
         finally:
             mover.stop()
+            describer.stop()
             with contextlib.suppress(Exception):
                 book.close()
-        line = "{:,} samples of {} are at {}{}".format(
-            status["moved"],
-            output,
-            chosen.to,
-            ", verified by " + status["verified_by"] if status["verified_by"] else "",
-        )
-        left = counts["pending"]
-        line += "; {:,} are still to be extracted".format(left) if left else ""
-        return _tell(paths, output, status, finished=True, line=line)
+        verified = ", verified by " + status["verified_by"] if status["verified_by"] else ""
+        line = where(roots or {chosen.to: 0}, str(output)) + verified
+        if status["waiting"]:
+            line += "; {:,} are still here".format(status["waiting"])
+        elif left:
+            line += "; some of their files here could not be removed ({}): start it again".format(status["error"])
+        line += "; {:,} are still to be extracted".format(counts["pending"]) if counts["pending"] else ""
+        return _tell(paths, output, status, finished=True, failed=left, line=line)
     finally:
         os.close(lock)
 
 
-def _describe(output: Path, book: Manifest, move: Move, mover: Mover) -> None:
+class _Describer(threading.Thread):
+    """Puts what describes the samples beside them; a remote that fails is tried again, for as long as it takes.
+
+    failing: {failures, failing_since, retry_at, error} while it does. fault: what ended it otherwise.
+    """
+
+    def __init__(self, output: Path, book: Manifest, move: Move, mover: Mover) -> None:
+        super().__init__(name="describe", daemon=True)
+        self.failing: Dict[str, Any] = {}
+        self.fault: Optional[Exception] = None
+        self._words = (output, book, move, mover)
+        self._tool = Rclone(move.rclone, move.config, move.options)
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Until it is there."""
+        pause, count, since = moving.FIRST_PAUSE, 0, time.time()
+        while not self._ended.is_set():
+            try:
+                _describe(*self._words, self._tool, 1 + count)
+                return
+            except Ended:
+                return
+            except Failed as error:
+                count += 1
+                told = {"failures": count, "failing_since": since, "retry_at": time.time() + pause}
+                self.failing = dict(told, error=str(error)[:400])
+                print("move: {}; tried again".format(error), flush=True)
+                self._ended.wait(pause)
+                pause = min(2 * pause, moving.LONGEST_PAUSE)
+            except Exception as error:
+                self.fault = error
+                return
+
+    def stop(self) -> None:
+        """End at once: a run needs the output folder."""
+        self._ended.set()
+        self._tool.stop()
+        if self.ident is not None:
+            self.join(moving.LAST_WORDS)
+
+
+def _describe(output: Path, book: Manifest, move: Move, mover: Mover, tool: Rclone, attempt: int) -> None:
     """Put what describes the samples beside them, each file verified: a trainer's reader finds there what it found here."""
     archives = []
     for found in book.archives(MOVED, move.to):
@@ -127,16 +177,29 @@ def _describe(output: Path, book: Manifest, move: Move, mover: Mover) -> None:
             book.drop_archive(found.id)
     mover.drop_archives()
     if archives:
-        fsio.write_json(output / archive.INDEX, archive.index(archives), 0o644)
+        inside = {idx for found in archives for idx in found.members}
+        # those that moved before there were archives
+        others = [idx for idx, _, _ in book.moved_here() if idx not in inside]
+        places = ((idx, book.moved_to(idx)) for idx in others)
+        single = [idx for idx, place in places if place is not None and place.root == move.to]
+        fsio.write_json(output / archive.INDEX, archive.index(archives, single), 0o644)
     book.commit()  # its file is copied, too: whoever has the remote has every checksum
-    tool = Rclone(move.rclone, move.config, move.options)
     files = [name for name in (*DESCRIPTIONS, FILE) if (output / name).is_file()]
-    tool.copy(str(output), move.to, files, again=True)
+    # slower than that it hangs; at the next attempt it may be slower
+    patience = attempt * (600.0 + sum((output / name).stat().st_size for name in files) / moving.SLOWEST)
     wanted = {name: _sha256(output / name) for name in files}
-    far = tool.hashes(move.to, files, "sha256", True)
-    wrong = sorted(name for name in files if far.get(name) != wanted[name])
-    if wrong:
-        raise Failed("{} at the remote is not what was sent".format(", ".join(wrong)))
+
+    def wrong() -> List[str]:
+        far = tool.hashes(move.to, files, "sha256", True, patience)
+        return [name for name in files if far.get(name) != wanted[name]]
+
+    stale = wrong()
+    if stale:
+        tool.copy(str(output), move.to, stale, again=True, patience=patience)
+        stale = wrong()
+    if stale:
+        raise Failed("{} at the remote is not what was sent".format(", ".join(stale)))
+    moving.settle(move.to, files)
 
 
 def _sha256(path: Path) -> str:
@@ -181,10 +244,13 @@ def main(state_dir: str, output_dir: str, given: Mapping[str, Any]) -> int:
         found = known(state_dir, output_dir)
         move = dict(found["move"], **{key: value for key, value in given.items() if value})
         document = run(state_dir, found["output"], move)
-    except (HsError, Failed, Ended) as error:
-        document = _tell(
-            paths, Path(output_dir or "?"), {}, finished=True, failed=True, line=str(error) or "it was ended"
-        )
+    except Exception as error:
+        told = isinstance(error, (HsError, Failed))
+        line = str(error) if told else "hs move failed: {!r}; start it again, it goes on".format(error)
+        if at_work(paths) not in (None, os.getpid()):  # what is told there is of that one
+            print(line, flush=True)
+            return 1
+        document = _tell(paths, Path(output_dir or "?"), {}, finished=True, failed=True, line=line)
     print(document["line"], flush=True)
     return 1 if document["failed"] else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Mapping, NamedTuple, Tuple
 
@@ -39,6 +40,19 @@ class HighWater:
         return min(self.bytes - waiting, free)
 
 
+def apart(to: str, output: str, untouched: str) -> None:
+    """HsError where samples are to move to a path that is the output folder, lies in it or holds it: nothing would be gained, and all could go."""
+    if not to.startswith("/"):
+        return  # the mover looks whether what it writes there shows up here
+    places = [os.path.realpath(to), os.path.realpath(output)]
+    if os.path.commonpath(places) in places:
+        raise HsError(
+            "hs_move_to {} and hs_output_dir {} lie in each other".format(to, output),
+            untouched,
+            "give hs_move_to a folder of another disk, or a remote",
+        )
+
+
 class Move(NamedTuple):
     """Where samples move, and how: the settings of a run. to: "" = they stay. verify: auto or download. archive: none or safetensors."""
 
@@ -56,4 +70,6 @@ class Move(NamedTuple):
         """Out of a JSON object with these keys; TypeError where there are others."""
         values = dict(document)
         values["options"] = tuple(values.get("options") or ())
+        # one remote has one name in the book: with a slash at its end it would be another, and the index of one would lack the other's
+        values["to"] = str(values.get("to") or "").rstrip("/") or str(values.get("to") or "")
         return cls(**values)

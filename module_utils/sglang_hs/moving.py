@@ -18,19 +18,28 @@ import queue
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import archive
-from .fsio import write_json
+from .fsio import sync_folder, write_json
 from .manifest import DONE, DROPPED, PLANNED, SAMPLES, Archive, Manifest, Sample
 from .movesettings import DOWNLOAD, NONE, HighWater, Move
-from .rclone import HASHES, Ended, Failed, Rclone, claim
+from .rclone import HASHES, OWNER, Ended, Failed, Foreign, Rclone, claim
 
-FILES, BYTES = 256, 1 << 30  # of a batch, at most: one is copied while the one before is verified
+FILES, BYTES = 1024, 4 << 30  # of a batch, at most: one is copied while the one before is verified
+# what does not wait to become larger, in files or bytes: each batch costs two starts of rclone
+LEAST_FILES, LEAST = 256, 256 << 20
+PARTS = 3  # of what waits, a batch: one is copied, one verified, and one is there when the first is through
+MEMBERS = 10000  # samples of an archive: readers of safetensors take a header of 100 MB
+# threads that read files here, for checksums that the remote has, too
+READERS = max(min(4, (os.cpu_count() or 1) // 2), 1)
 LINGER = 2.0  # seconds that a batch may wait to become larger
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds, after failures
-SLOWEST = 1e6  # bytes a second: a call that is slower than this hangs
+SLOWEST = 1e6  # bytes a second: a call that is slower than this hangs, at the first attempt
+# seconds that :meth:`Mover.stop` waits: a disk that hangs must not hold whoever wants production back
+LAST_WORDS = 20.0
 DESCRIPTIONS = ("manifest.json", SAMPLES, "data-00000-of-00001.arrow", "dataset_info.json", "state.json", archive.INDEX)
 
 
@@ -68,17 +77,23 @@ class Mover:
         self._release = release or (lambda sample, path: remove(path))
         self._spoiled = spoiled or (lambda sample, reason: None)
         self._files, self._size = files, size
+        self._least = min(files, LEAST_FILES), min(size, LEAST)
         self._copier = Rclone(move.rclone, move.config, move.options)
         self._checker = self._copier.again()
         self._kind: Optional[str] = DOWNLOAD if move.verify == DOWNLOAD else None
+        self._asked = False  # what checksums the remote has
+        self._ways: List[str] = []  # how its files were verified, for people
+        self._owner: Optional[str] = None  # what stands in OWNER there; None: to be looked at before anything is sent
         self._lock = threading.Condition()
         self._stop = threading.Event()
         self._queue: Deque[Tuple[int, int]] = deque()  # (idx, bytes) of finished samples that are here
+        self._queued = 0  # bytes in it
+        self._known: Set[int] = set()  # every sample that is here and on its way: none goes twice
         self._planned: Deque[Archive] = deque()
         self._retry: Deque[Parcel] = deque()
-        self._doubted: Set[str] = (
-            set()
-        )  # files that were wrong at the remote: what lies there is not believed by its size
+        # files that were wrong at the remote: what lies there is not believed by its size
+        self._doubted: Set[str] = set()
+        self._looked: Set[str] = set()  # files that were read here because they could not be copied
         self._kept: List[Sample] = []  # moved, but somebody is about to use the file
         self._checks: "queue.Queue[Optional[List[Parcel]]]" = queue.Queue(maxsize=1)
         self._copying = self._checking = 0  # batches at work
@@ -86,6 +101,7 @@ class Mover:
         self._drain = False
         self._ready = False
         self._offered = time.monotonic()
+        self.refused: Optional[Foreign] = None  # why nothing will ever go there
         self._threads: List[threading.Thread] = []
         self._status: Dict[str, Any] = {
             "to": move.to, "moved": 0, "bytes_moved": 0, "waiting": 0, "bytes_waiting": 0, "wrong": 0, "failures": 0,
@@ -107,9 +123,12 @@ class Mover:
             thread.start()
 
     def offer(self, idx: int, size: int) -> None:
-        """A sample is finished and in the book."""
+        """A sample is finished and in the book. One that is known already, because the book was read meanwhile, is not sent twice."""
         with self._lock:
-            self._queue.append((idx, size))
+            if idx in self._known:
+                return
+            self._known.add(idx)
+            self._push([(idx, size)])
             self._offered = time.monotonic()
             self._status["waiting"] += 1
             self._status["bytes_waiting"] += size
@@ -146,13 +165,13 @@ class Mover:
             return dict(self._status)
 
     def stop(self) -> None:
-        """End at once, and wait for that: what is not entered as moved stays, and is gone on with by whoever comes next."""
+        """End at once, and wait for that, LAST_WORDS at most: what is not entered as moved stays, and whoever comes next goes on with it."""
         self._stop.set()
         self._copier.stop()
         self._checker.stop()
         with self._lock:
             self._lock.notify_all()
-        self.join()
+        self.join(LAST_WORDS)
 
     def join(self, patience: Optional[float] = None) -> bool:
         """Wait for the end of a mover that drains; whether it came within ``patience`` seconds."""
@@ -187,6 +206,7 @@ class Mover:
             if not batch:
                 continue
             try:
+                self._claim()
                 self._copy(batch)
             except Ended:
                 self._back(batch)
@@ -207,12 +227,16 @@ class Mover:
 
     def _check_all(self) -> None:
         while not self._stop.is_set():
+            if self._ready and not self._asked:  # while the first batch is copied
+                self._ask_kind()
             try:
                 batch = self._checks.get(timeout=0.2)
             except queue.Empty:
-                self._let_go([])
+                self._let_go()
                 continue
             if batch is None:
+                with contextlib.suppress(OSError):  # told before; whoever drains sees by idle() that files are left
+                    self._let_go()
                 return
             try:
                 self._check(batch)
@@ -238,33 +262,57 @@ class Mover:
 
     # -- what is to go -------------------------------------------------------------------------------------------------
 
+    def _claim(self) -> None:
+        """The remote's folder is this output's, and the one in which its samples are; asked once, and again when that was doubted."""
+        if self._owner is None:
+            there = self.book.moved_counts()["roots"].get(self.move.to, 0)
+            try:
+                found = claim(self._copier, self.move.to, self.book.mark(), str(self.output), known=there)
+                if os.path.lexists(str(self.output / OWNER)):
+                    # by whatever way: each file would be found there, right to the byte, and then removed
+                    raise Foreign(
+                        "{} is this output folder itself: what was written there stands in {}".format(
+                            self.move.to, self.output / OWNER
+                        ),
+                        "the samples here",
+                        "give hs_move_to another place. If that file only came with a copy of the remote, remove it",
+                    )
+                self._owner = found
+            except Foreign as error:
+                self.refused = error
+                raise
+            self.refused = None
+
     def _begin(self) -> None:
         """What the book says is here; and what a killed mover left: files of samples that are at the remote, half-made archives."""
-        claim(self._copier, self.move.to, self.book.mark(), str(self.output))
+        self._claim()
         known = self.book.moved_counts()
         planned: List[Archive] = []
+        taken: Set[int] = set()
         for found in self.book.archives(PLANNED, self.move.to):
             samples = [self.book.sample(idx) for idx in found.members]
             whole = all(sample is not None and sample.state == DONE for sample in samples)
-            fresh = whole and not any(self.book.moved_to(idx) for idx in found.members)
+            fresh = whole and taken.isdisjoint(found.members) and not any(map(self.book.moved_to, found.members))
             if fresh and self.move.archive != NONE:
                 planned.append(found)
+                taken.update(found.members)
             else:
                 self.book.drop_archive(found.id)
-        taken = {idx for found in planned for idx in found.members}
         rows = [(sample.idx, sample.bytes or 0) for sample in self.book.waiting()]
         with self._lock:
+            # a sample that was finished and offered meanwhile is in both
+            fresh_rows = [row for row in rows if row[0] not in self._known]
+            offered = [row for row in self._queue if row[0] in taken]
+            for row in offered:
+                self._queue.remove(row)
+                self._queued -= row[1]
+            self._known.update(idx for idx, _ in fresh_rows)
             self._planned.extend(planned)
-            offered = {idx for idx, _ in self._queue}
-            self._queue.extend(row for row in rows if row[0] not in taken and row[0] not in offered)
-            sizes = dict(self._queue)
-            sizes.update(row for row in rows if row[0] in taken)
-            self._status.update(
-                moved=known["moved"],
-                bytes_moved=known["bytes_moved"],
-                waiting=len(sizes),
-                bytes_waiting=sum(sizes.values()),
-            )
+            self._push([row for row in fresh_rows if row[0] not in taken])
+            self._status["moved"] = known["moved"]
+            self._status["bytes_moved"] = known["bytes_moved"]
+            self._status["waiting"] += len(fresh_rows)
+            self._status["bytes_waiting"] += sum(size for _, size in fresh_rows)
             self._ready = True
         with contextlib.suppress(FileNotFoundError):
             for entry in os.listdir(str(self.output / archive.FOLDER)):
@@ -276,6 +324,27 @@ class Mover:
                 if place is not None and place.root == self.move.to:
                     remove(path)
 
+    def _push(self, rows: Sequence[Tuple[int, int]], back: bool = False) -> None:
+        """Into the queue; ``back``: to its front, in their order. The lock is held."""
+        if back:
+            self._queue.extendleft(reversed(rows))
+        else:
+            self._queue.extend(rows)
+        self._queued += sum(size for _, size in rows)
+
+    def _pop(self) -> Tuple[int, int]:
+        row = self._queue.popleft()
+        self._queued -= row[1]
+        return row
+
+    def _forget(self, row: Tuple[int, int]) -> None:
+        """It is not on its way any more: it went, or is no finished sample. The lock is held."""
+        idx, size = row
+        if idx in self._known:
+            self._known.discard(idx)
+            self._status["waiting"] -= 1
+            self._status["bytes_waiting"] -= size
+
     def _take(self) -> Optional[List[Parcel]]:
         """The next batch; None at the end of a drain. [] where one had to be given up."""
         batch: List[Parcel] = []
@@ -286,8 +355,10 @@ class Mover:
                     self._lock.wait(self._resume_at - now)
                     continue
                 if self._retry:
-                    while self._retry and len(batch) < self._files:
+                    size = 0
+                    while self._retry and len(batch) < self._files and size < self._size:
                         batch.append(self._retry.popleft())
+                        size += batch[-1].size
                     self._copying += 1
                     break
                 enough = self._enough()
@@ -316,9 +387,9 @@ class Mover:
         if self._hurry:
             return True
         if self.move.archive != NONE:
-            return sum(size for _, size in self._queue) >= self.move.archive_bytes
+            return self._queued >= self.move.archive_bytes or len(self._queue) >= MEMBERS
         late = time.monotonic() - self._offered >= LINGER
-        return late or len(self._queue) >= self._files or sum(size for _, size in self._queue) >= self._size
+        return late or len(self._queue) >= self._least[0] or self._queued >= self._least[1]
 
     def _gather(self) -> List[Parcel]:
         batch: List[Parcel] = []
@@ -327,152 +398,287 @@ class Mover:
             batch = [found] if found is not None else []
         else:
             chosen: List[Tuple[int, int]] = []
+            size = 0
             with self._lock:
-                while self._queue and len(chosen) < self._files and sum(size for _, size in chosen) < self._size:
-                    chosen.append(self._queue.popleft())
+                most = max(self._least[1], min(self._size, self._queued // PARTS))
+                while self._queue and len(chosen) < self._files and size < most:
+                    chosen.append(self._pop())
+                    size += chosen[-1][1]
             try:
-                samples = [self.book.sample(idx) for idx, _ in chosen]
+                samples = self._to_go(chosen)
             except BaseException:
                 with self._lock:
-                    self._queue.extendleft(chosen)
+                    self._push(chosen, back=True)
                 raise
-            for sample in samples:
-                if sample is not None and sample.state == DONE and sample.file and sample.sha256:
-                    batch.append(Parcel(sample.file, sample.bytes or 0, sample.sha256, (sample,), None))
+            batch = [Parcel(str(one.file), one.bytes or 0, str(one.sha256), (one,), None) for one in samples]
         if not batch:
             with self._lock:
                 self._copying -= 1
         return batch
 
+    def _to_go(self, rows: Sequence[Tuple[int, int]]) -> List[Sample]:
+        """The samples of these rows that are finished and here; of the others nothing waits any more."""
+        samples: List[Sample] = []
+        others: List[Tuple[int, int]] = []
+        for row in rows:
+            sample = self.book.sample(row[0])
+            whole = sample is not None and sample.state == DONE and sample.file and sample.sha256
+            if sample is not None and whole and self.book.moved_to(sample.idx) is None:
+                samples.append(sample)
+            else:
+                others.append(row)
+        with self._lock:
+            for row in others:
+                self._forget(row)
+        return samples
+
     def _archive(self) -> Optional[Parcel]:
-        """Make the next archive: one that was planned before, or one of what waits."""
+        """Make the next archive: one that was planned before, or one of what waits. Where that fails, all of it waits as before."""
+        chosen: List[Tuple[int, int]] = []
+        size = 0
         with self._lock:
             planned = self._planned.popleft() if self._planned else None
-            chosen: List[Tuple[int, int]] = []
-            size = 0
-            while (
-                planned is None and self._queue and (not chosen or size + self._queue[0][1] <= self.move.archive_bytes)
-            ):
-                chosen.append(self._queue.popleft())
+            while planned is None and self._queue and len(chosen) < MEMBERS:
+                if chosen and size + self._queue[0][1] > self.move.archive_bytes:
+                    break
+                chosen.append(self._pop())
                 size += chosen[-1][1]
-        if planned is None and not chosen:
-            return None
         if planned is None:
-            planned = self.book.plan_archive(self.move.to, archive.PREFIX, [idx for idx, _ in chosen])
-        samples = [sample for sample in map(self.book.sample, planned.members) if sample is not None]
+            try:
+                idxs = [sample.idx for sample in self._to_go(chosen)]
+                planned = self.book.plan_archive(self.move.to, archive.PREFIX, idxs) if idxs else None
+            except BaseException:
+                with self._lock:
+                    self._push(chosen, back=True)
+                raise
+        if planned is None:
+            return None
+        try:
+            return self._make(planned)
+        except BaseException:
+            with self._lock:
+                self._planned.appendleft(planned)
+            raise
+
+    def _make(self, planned: Archive) -> Optional[Parcel]:
+        """Write the file of ``planned``; None where its samples wait otherwise now."""
+        known = [(idx, self.book.sample(idx)) for idx in planned.members]
+        samples = self._to_go([(idx, (sample.bytes or 0) if sample is not None else 0) for idx, sample in known])
+        if len(samples) < len(planned.members):
+            self._dissolve(planned, samples)
+            return None
         path = self.output / planned.file
         path.parent.mkdir(exist_ok=True)
         members = [archive.Member(one.idx, self.output / str(one.file), str(one.sha256)) for one in samples]
         try:
-            size, total = archive.write(path, members)
+            size, total = archive.write(path, members, self._go_on)
         except archive.Spoiled as fault:
-            self._dissolve(planned, samples, [one for one in samples if one.idx == fault.idx], fault.reason)
+            for sample in [one for one in samples if one.idx == fault.idx]:
+                self._damaged(sample, fault.reason)
+            self._dissolve(planned, [one for one in samples if one.idx != fault.idx])
             return None
         except OSError as error:
             remove(path)
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and len(samples) > 1:
                 self._halve(planned, samples)
                 return None
-            with self._lock:
-                self._planned.appendleft(planned)
             raise
         return Parcel(planned.file, size, total, tuple(samples), planned)
 
-    def _dissolve(self, planned: Archive, samples: Sequence[Sample], bad: Sequence[Sample], reason: str) -> None:
+    def _go_on(self) -> None:
+        """Ended where nothing is to be gone on with: what reads a large file asks after each block."""
+        if self._stop.is_set():
+            raise Ended()
+
+    def _dissolve(self, planned: Archive, samples: Sequence[Sample]) -> None:
+        """Give ``planned`` up: ``samples``, those of it that can go, wait again."""
         remove(self.output / planned.file)
         self.book.drop_archive(planned.id)
-        for sample in bad:
-            self._damaged(sample, reason)
         with self._lock:
-            self._queue.extendleft((one.idx, one.bytes or 0) for one in samples if one not in bad)
+            self._push([(one.idx, one.bytes or 0) for one in samples], back=True)
 
     def _halve(self, planned: Archive, samples: Sequence[Sample]) -> None:
         """No room to make it: smaller ones, which free theirs."""
         self.book.drop_archive(planned.id)
         middle = (len(samples) + 1) // 2
         for part in (samples[:middle], samples[middle:]):
-            found = self.book.plan_archive(self.move.to, archive.PREFIX, [one.idx for one in part])
-            with self._lock:
-                self._planned.append(found)
+            try:
+                found = self.book.plan_archive(self.move.to, archive.PREFIX, [one.idx for one in part])
+            except Exception:  # the next archive that is planned meets the same, and tells it
+                with self._lock:
+                    self._push([(one.idx, one.bytes or 0) for one in part], back=True)
+            else:
+                with self._lock:
+                    self._planned.append(found)
 
     # -- copying and checking ------------------------------------------------------------------------------------------
 
-    def _copy(self, batch: Sequence[Parcel]) -> None:
-        for doubted in (False, True):
-            chosen = [parcel for parcel in batch if (parcel.file in self._doubted) == doubted]
-            if chosen:
-                files = [parcel.file for parcel in chosen]
-                self._copier.copy(str(self.output), self.move.to, files, again=doubted, patience=patience(chosen))
+    def _patience(self, parcels: Sequence[Parcel]) -> float:
+        """Longer after each failure in a row: a link that is slower than SLOWEST gets there, too."""
+        return patience(parcels) * (1 + int(self._status["failures"]))
 
-    def _check(self, batch: Sequence[Parcel]) -> None:
-        """Compare what lies at the remote with the book; enter what is right, and let its files here go."""
-        files = [parcel.file for parcel in batch]
-        kind, found = self._at_remote(files, patience(batch))
-        right: List[Parcel] = []
-        wrong: List[Parcel] = []
-        missing: List[Parcel] = []
-        for parcel in batch:
-            value = found.get(parcel.file)
-            ours = (
-                value == parcel.sha256
-                if kind in (DOWNLOAD, "sha256")
-                else value is not None and self._same(parcel, kind, value)
-            )
-            (right if ours else missing if value is None else wrong).append(parcel)
-        for parcel in right:
-            self._doubted.discard(parcel.file)
-        self._enter(right)
-        again: List[Parcel] = []
-        for parcel in wrong + missing:
-            if self._here(parcel):
-                again.append(parcel)
-        if again:
+    def _copy(self, batch: List[Parcel]) -> None:
+        """Send ``batch``. Where that fails, a file that cannot be read here leaves it: it would fail for ever, and all others with it."""
+        try:
+            for doubted in (False, True):
+                chosen = [parcel for parcel in batch if (parcel.file in self._doubted) == doubted]
+                if chosen:
+                    files = [parcel.file for parcel in chosen]
+                    self._copier.copy(
+                        str(self.output), self.move.to, files, again=doubted, patience=self._patience(chosen)
+                    )
+        except Failed:
+            for parcel in [one for one in batch if one.file not in self._looked]:
+                self._looked.add(parcel.file)
+                if not self._here(parcel):
+                    batch.remove(parcel)
+            raise
+
+    def _check(self, batch: List[Parcel]) -> None:
+        """Compare what lies at the remote with the book; enter what is right, and let its files here go.
+
+        What is dealt with leaves ``batch``: whatever fails afterwards, only the rest goes again.
+        """
+        if not self._asked:
+            self._ask_kind()
+        kind = self._kind
+        try:
+            settle(self.move.to, [parcel.file for parcel in batch])
+        except OSError:  # the kernel tells it once, and then calls what it could not write clean
+            self._doubted.update(parcel.file for parcel in batch)
+            raise
+        with ThreadPoolExecutor(READERS) as pool:
+            # both checksums of a file here, while the remote computes its own
+            sums: Dict[str, "Future[Tuple[str, str]]"] = {}
+            try:
+                if kind is not None and kind not in (DOWNLOAD, "sha256"):
+                    sums = {parcel.file: pool.submit(self._sums, parcel, kind) for parcel in batch}
+                found = self._asked_there([parcel.file for parcel in batch], self._patience(batch))
+                right = [parcel for parcel in batch if self._right(parcel, found.get(parcel.file), sums)]
+            finally:
+                for waiting in sums.values():
+                    waiting.cancel()
+        self._enter(right, batch)
+        for parcel in list(batch):
+            if not self._here(parcel):
+                batch.remove(parcel)
+        if batch:
+            wrong = sum(1 for parcel in batch if parcel.file in found)
             with self._lock:
-                self._doubted.update(parcel.file for parcel in again)
-                self._retry.extend(again)
-                self._status["wrong"] += sum(1 for parcel in again if parcel in wrong)
-            names = ", ".join(parcel.file for parcel in again[:3])
+                self._doubted.update(parcel.file for parcel in batch)
+                self._retry.extend(batch)
+                self._status["wrong"] += wrong
+            names = ", ".join(parcel.file for parcel in batch[:3])
             what = "has other bytes than were sent" if wrong else "is not there after it was copied"
-            raise _Again("{} at the remote {}: {}".format(len(again), what, names))
+            raise _Again("{} at the remote {}: {}".format(len(batch), what, names))
         self._fine()
 
-    def _at_remote(self, files: Sequence[str], patience: float) -> Tuple[str, Dict[str, str]]:
-        """(kind of checksum, file -> value). By the remote's own checksums where it has some that we can compute, else by reading it back."""
-        kinds = [self._kind] if self._kind is not None else [*HASHES, DOWNLOAD]
-        for kind in kinds:
-            download = kind == DOWNLOAD
-            found = self._checker.hashes(self.move.to, files, "sha256" if download else kind, download, patience)
-            if found or self._kind is not None or download:
-                if found:
-                    with self._lock:
-                        self._kind = kind
-                        self._status["verified_by"] = (
-                            "reading it back (sha256)" if download else "the remote's {}".format(kind)
-                        )
-                return kind, found
-        raise AssertionError("the last kind always answers")
+    def _asked_there(self, files: Sequence[str], patience: float) -> Dict[str, Tuple[str, str]]:
+        """As :meth:`_at_remote`, after a look at OWNER in the same call: the one file there whose bytes are known without reading any.
 
-    def _same(self, parcel: Parcel, kind: str, value: str) -> bool:
-        """Whether the file here is the book's, and the remote's: both checksums out of one reading."""
+        Failed where the remote's folder is not the one that was claimed: a mount point without its disk, or another output's by now.
+        """
+        found = self._at_remote([OWNER, *files], patience)
+        kind, value = found.pop(OWNER, (DOWNLOAD, ""))
+        if kind != DOWNLOAD and not self._is_owner(kind, value):
+            value = self._checker.hashes(self.move.to, [OWNER], "sha256", True, patience).get(OWNER, "")
+            if self._is_owner(DOWNLOAD, value):
+                # what the remote calls a checksum is none of the bytes, as in a bucket of S3 that encrypts of its own accord
+                kind, self._kind, self._ways = DOWNLOAD, DOWNLOAD, []
+                found = self._at_remote(files, patience)
+        if not self._is_owner(kind, value):
+            self._owner = None  # nothing more is sent before that is mended
+            raise Failed(
+                "{} at {} is not what it was: is another disk mounted there, or was it removed?".format(
+                    OWNER, self.move.to
+                )
+            )
+        return found
+
+    def _is_owner(self, kind: str, value: str) -> bool:
+        digest = hashlib.new("sha256" if kind == DOWNLOAD else kind, (self._owner or "").encode())
+        return value == digest.hexdigest()
+
+    def _ask_kind(self) -> None:
+        """Which checksums the remote itself has that we can compute, too: one call instead of a trial of each."""
+        if self._kind is None:
+            kinds = self._checker.kinds(self.move.to)
+            if kinds is not None:
+                self._kind = next((kind for kind in usable() if kind in kinds), DOWNLOAD)
+        self._asked = True
+
+    def _at_remote(self, files: Sequence[str], patience: float) -> Dict[str, Tuple[str, str]]:
+        """file -> (kind of checksum, value) of those that are there.
+
+        By the remote's own checksums where it has some that we can compute; what it has none of, or whose own cannot be had in this moment,
+        is read back.
+        """
+        found: Dict[str, Tuple[str, str]] = {}
+        for kind in [self._kind] if self._kind is not None else usable():
+            if kind == DOWNLOAD:
+                break
+            values = self._checker.hashes(self.move.to, files, kind, False, patience)
+            if values:
+                self._kind = kind
+                self._verified(values, "the remote's {}".format(kind))
+                found = {file: (kind, value) for file, value in values.items()}
+                break
+        rest = [file for file in files if file not in found]
+        if rest:
+            values = self._checker.hashes(self.move.to, rest, "sha256", True, patience)
+            self._verified(values, "reading it back (sha256)")
+            if values and not found:
+                self._kind = DOWNLOAD
+            found.update((file, (DOWNLOAD, value)) for file, value in values.items())
+        return found
+
+    def _verified(self, files: Mapping[str, str], way: str) -> None:
+        """Note for people how files were verified."""
+        if way not in self._ways and any(file != OWNER for file in files):
+            self._ways.append(way)
+            with self._lock:
+                self._status["verified_by"] = " and ".join(self._ways)
+
+    def _right(
+        self, parcel: Parcel, found: Optional[Tuple[str, str]], sums: Mapping[str, "Future[Tuple[str, str]]"]
+    ) -> bool:
+        """Whether the bytes at the remote are those of the book."""
+        if found is None:
+            return False
+        kind, value = found
+        if kind in (DOWNLOAD, "sha256"):
+            return value == parcel.sha256
+        own, other = sums[parcel.file].result() if parcel.file in sums else self._sums(parcel, kind)
+        return own == parcel.sha256 and other == value
+
+    def _sums(self, parcel: Parcel, kind: str) -> Tuple[str, str]:
+        """(sha256, checksum of ``kind``) of the file here, out of one reading; empty where it cannot be read, which :meth:`_here` tells."""
         own, other = hashlib.sha256(), hashlib.new(kind)
-        with (self.output / parcel.file).open("rb") as handle:
-            for block in iter(lambda: handle.read(archive.BLOCK), b""):
-                own.update(block)
-                other.update(block)
-        return own.hexdigest() == parcel.sha256 and other.hexdigest() == value
+        try:
+            with (self.output / parcel.file).open("rb", buffering=0) as handle:
+                for block in iter(lambda: handle.read(archive.BLOCK), b""):
+                    self._go_on()
+                    own.update(block)
+                    other.update(block)
+        except OSError:
+            return "", ""
+        return own.hexdigest(), other.hexdigest()
 
     def _here(self, parcel: Parcel) -> bool:
         """Whether the file here is still what the book says; what is not is to be extracted again, or made again."""
         try:
             total = hashlib.sha256()
-            with (self.output / parcel.file).open("rb") as handle:
+            with (self.output / parcel.file).open("rb", buffering=0) as handle:
                 for block in iter(lambda: handle.read(archive.BLOCK), b""):
+                    self._go_on()
                     total.update(block)
             reason = (
                 "" if total.hexdigest() == parcel.sha256 else "its bytes have changed since they were accepted (sha256)"
             )
-        except FileNotFoundError:
-            reason = "its file is gone"
+        except OSError as error:
+            if error.errno not in archive.LOST:
+                raise
+            reason = "its file is gone" if error.errno == errno.ENOENT else "not readable: {}".format(error)
         if not reason:
             return True
         if parcel.archive is None:
@@ -485,8 +691,7 @@ class Mover:
     def _damaged(self, sample: Sample, reason: str) -> None:
         """A sample's file here is not what was accepted: it goes to quarantine, and the sample is extracted again."""
         with self._lock:
-            self._status["waiting"] -= 1
-            self._status["bytes_waiting"] -= sample.bytes or 0
+            self._forget((sample.idx, sample.bytes or 0))
         self.book.again(sample.idx)
         self.book.commit()
         place = self.output / "quarantine"
@@ -503,34 +708,57 @@ class Mover:
         write_json(place / "hs_{}.json".format(sample.idx), dict(facts, reason=reason), 0o644)
         self._spoiled(sample, reason)
 
-    def _enter(self, right: Sequence[Parcel]) -> None:
+    def _enter(self, right: Sequence[Parcel], batch: List[Parcel]) -> None:
         """First the book, then the disk."""
-        single = [parcel.samples[0].idx for parcel in right if parcel.archive is None]
+        single = [parcel for parcel in right if parcel.archive is None]
         if single:
-            self.book.moved(self.move.to, single)
+            self.book.moved(self.move.to, [parcel.samples[0].idx for parcel in single])
+            self._entered(single, batch)
         for parcel in right:
             if parcel.archive is not None:
                 members = [sample.idx for sample in parcel.samples]
                 self.book.moved(self.move.to, members, (parcel.archive.id, parcel.size, parcel.sha256))
+                self._entered([parcel], batch)
                 remove(self.output / parcel.file)
-        samples = [sample for parcel in right for sample in parcel.samples]
+        self._let_go()
+
+    def _entered(self, parcels: Sequence[Parcel], batch: List[Parcel]) -> None:
+        """The book has these; whatever happens now, they do not go again."""
+        files = {parcel.file for parcel in parcels}
+        batch[:] = [parcel for parcel in batch if parcel.file not in files]
+        self._doubted.difference_update(files)
+        self._looked.difference_update(files)
+        samples = [sample for parcel in parcels for sample in parcel.samples]
         size = sum(sample.bytes or 0 for sample in samples)
         with self._lock:
             self._status["moved"] += len(samples)
             self._status["bytes_moved"] += size
             self._status["copied_this_run"] += len(samples)
             self._status["bytes_this_run"] += size
-            self._status["waiting"] -= len(samples)
-            self._status["bytes_waiting"] -= size
-        self._let_go(samples)
+            self._kept += samples
+            for sample in samples:
+                self._forget((sample.idx, sample.bytes or 0))
 
-    def _let_go(self, samples: Sequence[Sample]) -> None:
-        """Remove the files of moved samples; those that somebody is about to use stay until he is through."""
+    def _let_go(self) -> None:
+        """Remove the files of moved samples; those that somebody is about to use stay until he is through.
+
+        OSError where one cannot be removed; it is tried again, as the others are.
+        """
         with self._lock:
-            kept, self._kept = [*self._kept, *samples], []
-        held = [one for one in kept if not self._release(one, self.output / str(one.file))]
+            kept, self._kept = self._kept, []
+        held: List[Sample] = []
+        fault: Optional[OSError] = None
+        for one in kept:
+            try:
+                gone = self._release(one, self.output / str(one.file))
+            except OSError as error:
+                gone, fault = False, error
+            if not gone:
+                held.append(one)
         with self._lock:
             self._kept += held
+        if fault is not None:
+            raise fault
 
     def drop_archives(self) -> None:
         """Remove at the remote what was planned, perhaps sent, and given up. Failed, Ended as rclone's calls."""
@@ -556,6 +784,7 @@ class Mover:
         with self._lock:
             self._status.update(failures=0, failing_since=None, retry_at=None, error="")
             self._pause, self._resume_at = FIRST_PAUSE, 0.0
+            self._lock.notify_all()
 
 
 class _Again(Failed):
@@ -567,6 +796,46 @@ def remove(path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(str(path))
     return True
+
+
+def settle(to: str, files: Sequence[str]) -> None:
+    """On another disk of this host a copy is in memory first: it must outlive a power cut before the file here may go. OSError where it does not.
+
+    Of a remote with a name nothing can be asked: what it says it has is there.
+    """
+    if not to.startswith("/"):
+        return
+    folders = {Path(to)}
+    for file in files:
+        path = Path(to) / file
+        try:
+            fd = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # which is told by what asks for its checksum
+            continue
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        folders.add(path.parent)
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            sync_folder(folder)
+
+
+def usable() -> List[str]:
+    """Of HASHES, those that this host computes: md5 is none of them where only approved ones are allowed (FIPS)."""
+    found: List[str] = []
+    for kind in HASHES:
+        with contextlib.suppress(ValueError):
+            hashlib.new(kind)
+            found.append(kind)
+    return found
+
+
+def where(roots: Mapping[str, int], of: str = "") -> str:
+    """How many samples (of the folder ``of``) are at which remote, for people. ``roots``: as the book counts them."""
+    of = of and " of " + of
+    return ", ".join("{:,} samples{} are at {}".format(count, of, root) for root, count in sorted(roots.items()))
 
 
 def patience(parcels: Sequence[Parcel]) -> float:

@@ -92,7 +92,7 @@ def look(settings: Mapping[str, Any], skip_bad_rows: bool, reserve: float, share
     answer["arrow"] = importlib.util.find_spec("pyarrow") is not None
     answer["time_line"] = _expected(settings, left)
     answer["lengths"] = histogram(found.hist)
-    answer["space_line"] = _room(settings, found, left, each, reserve) if work else "complete"
+    answer["space_line"] = _room(settings, found, left, each, reserve, done["waiting_bytes"]) if work else "complete"
     waiting = done["samples"] - done["moved"]
     if settings.get("move_to") and not work and waiting:
         answer["space_line"] += "; {:,} samples are still to be moved: playbooks/move.yml".format(waiting)
@@ -166,7 +166,7 @@ def duration(seconds: float) -> str:
 def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
     """What an earlier run left in the output folder: counted where the file is there in its size. Refuses another run's folder."""
     output = Path(settings["output_dir"])
-    nothing = {"samples": 0, "tokens": 0, "bytes": 0, "moved": 0}
+    nothing = {"samples": 0, "tokens": 0, "bytes": 0, "moved": 0, "waiting_bytes": 0}
     if not (output / FILE).is_file():
         if output.is_dir() and any(output.iterdir()):
             strangers = sorted(entry.name for entry in output.iterdir())[:3]
@@ -212,6 +212,7 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
             nothing["moved"] += file is None
             nothing["tokens"] += length if there else 0
             nothing["bytes"] += (size_then or 0) if there else 0
+            nothing["waiting_bytes"] += (size_then or 0) if there and file is not None else 0
     finally:
         book.close()
     return nothing
@@ -227,8 +228,8 @@ def _described(output: Path) -> bool:
     return over and (output / SAMPLES).is_file()
 
 
-def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int, reserve: float) -> str:
-    """One line on the room there is; HsError with the numbers where it is too little."""
+def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int, reserve: float, waiting: int) -> str:
+    """One line on the room there is; HsError with the numbers where it is too little. ``waiting``: bytes of samples that are here already."""
     output, dumps = _existing(settings["output_dir"]), _existing(settings["dump_dir"])
     for name, place, wanted in (("hs_output_dir", output, settings["output_dir"]),):
         if not os.access(str(place), os.W_OK | os.X_OK):
@@ -244,7 +245,7 @@ def _room(settings: Mapping[str, Any], found: dataset.Scan, left: int, each: int
     if os.stat(str(output)).st_dev == os.stat(str(dumps)).st_dev:
         need += peak
     if settings.get("move_to"):
-        return _room_to_move(settings, found, left * each, each, output, peak, memory)
+        return _room_to_move(settings, found, left * each, each, output, peak, memory, waiting)
     if need + reserve > free:
         raise HsError(
             "the output needs {}, and {} are to stay free, but {} has {}".format(
@@ -268,6 +269,7 @@ def _room_to_move(
     output: Path,
     peak: int,
     memory: int,
+    waiting: int,
 ) -> str:
     """The same where samples move on: the disk must hold what is on its way, and what describes it; the remote the rest."""
     info = os.statvfs(str(output))
@@ -289,9 +291,11 @@ def _room_to_move(
             ),
         )
     far = (settings.get("remote") or {}).get("free")
-    if far is not None and far < need:
+    if far is not None and far < need + waiting:
         raise HsError(
-            "{} are to be moved to {}, which says that {} are free there".format(size(need), where, size(far)),
+            "{} are to be moved to {}, which says that {} are free there".format(
+                size(need + waiting), where, size(far)
+            ),
             UNTOUCHED,
             "make room there, or choose another hs_move_to",
         )

@@ -158,12 +158,13 @@ def _remote(settings: Dict[str, Any], dry: bool) -> Optional[Dict[str, Any]]:
     """What :func:`rclone.look` says of the remote that samples move to; None where they stay."""
     if not settings["move_to"]:
         return None
-    owner = ""
+    movesettings.apart(settings["move_to"], settings["output_dir"], UNTOUCHED)
+    owner, there = "", 0
     if (Path(settings["output_dir"]) / manifest.FILE).is_file():
         book = manifest.Manifest(Path(settings["output_dir"]), read_only=True)
-        owner = book.mark()
+        owner, there = book.mark(), book.moved_counts()["roots"].get(settings["move_to"], 0)
         book.close()
-    found = rclone.look(settings, UNTOUCHED, not dry, owner)
+    found = rclone.look(settings, UNTOUCHED, not dry, owner, there)
     settings["rclone"] = found["program"]
     return found
 
@@ -172,6 +173,7 @@ def _moves(settings: Dict[str, Any]) -> None:
     """The settings of moving; HsError where one of them makes no sense."""
     for key, default in (("move_to", ""), ("rclone", "rclone"), ("rclone_config", ""), ("move_high_water", "80%")):
         settings[key] = str(settings.get(key, default) or "").strip()
+    settings["move_to"] = settings["move_to"].rstrip("/") or settings["move_to"]  # as Move.of names it in the book
     settings["rclone_options"] = [str(word) for word in settings.get("rclone_options") or []]
     settings["move_verify"] = str(settings.get("move_verify") or movesettings.AUTO)
     settings["archive"] = str(settings.get("archive") or movesettings.NONE)
@@ -189,6 +191,10 @@ def _moves(settings: Dict[str, Any]) -> None:
         raise HsError(
             "hs_archive_gb holds {!r}, which is no number".format(settings["archive_gb"]), UNTOUCHED, "correct it"
         ) from None
+    if not 0 < settings["archive_gb"] < 1e6:  # neither nan
+        raise HsError(
+            "hs_archive_gb is {}".format(settings["archive_gb"]), UNTOUCHED, "give the GB of an archive, as 1 or 0.5"
+        )
     if settings["archive"] != movesettings.NONE and not settings["move_to"]:
         raise HsError(
             "hs_archive is {}, but hs_move_to is empty: archives are made of samples that move".format(

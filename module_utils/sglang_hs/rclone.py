@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -27,6 +28,7 @@ HASHES = (
     "sha1",
 )  # that a remote may keep and we can compute, in the order in which they are asked for
 OWNER = "hs-owner.json"  # at a remote's folder: whose it is
+NAMES = ("hidden_states/", "archives/", "manifest.sqlite")  # of which at least one is where samples are
 KEEP = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSH_AUTH_SOCK")
 PROXY = re.compile(r"(?:https?|no|all)_proxy", re.IGNORECASE)
 # parameters of a connection string and names of options that are secrets; files that hold one are none themselves
@@ -45,6 +47,10 @@ class Ended(Exception):
 
 class Failed(Exception):
     """A call that went wrong; the text is rclone's own last word, without secrets."""
+
+
+class Foreign(HsError):
+    """The remote's folder is another output's, or this output folder itself: no time mends that."""
 
 
 class Rclone:
@@ -161,19 +167,26 @@ class Rclone:
             raise Failed("rclone hashsum: " + last_words(said))
         return found
 
+    def kinds(self, root: str) -> Optional[List[str]]:
+        """Which checksums the remote itself has, as rclone knows; None where it does not say."""
+        try:
+            code, out, _ = self.call("backend", "features", folder(root), patience=120)
+            return [str(kind) for kind in json.loads(out)["Hashes"] or []] if code == 0 else None
+        except (Failed, ValueError, KeyError, TypeError):
+            return None
+
     def delete(self, root: str, file: str) -> None:
         """Remove a file at the remote; one that is not there is no failure."""
         code, _, said = self.call("deletefile", folder(root) + file)
         if code != 0 and "not found" not in said.lower() and "doesn't exist" not in said.lower():
             raise Failed("rclone deletefile: " + last_words(said))
 
-    def listing(self, root: str) -> None:
-        """Look at the remote's folder; one that is not there yet is no failure. Failed where it cannot be looked at."""
-        code, _, said = self.call(
-            "lsf", "--max-depth", "1", "--files-only", "--include", "manifest.json", folder(root), patience=120
-        )
+    def listing(self, root: str) -> List[str]:
+        """What lies in the remote's folder, folders with a slash; [] where it is not there yet. Failed where it cannot be looked at."""
+        code, out, said = self.call("lsf", "--max-depth", "1", folder(root), patience=120)
         if code != 0 and "directory not found" not in said.lower():
             raise Failed("rclone lsf: " + last_words(said))
+        return out.splitlines()
 
     def probe(self, root: str, name: str) -> None:
         """Write a small file at the remote, read it back, remove it. Failed with what did not work."""
@@ -219,22 +232,42 @@ def owner_of(text: Optional[str]) -> Dict[str, str]:
         return {"owner": "?", "output": "somebody who wrote {!r}".format((text or "")[:40])}
 
 
-def claim(tool: Rclone, root: str, owner: str, output: str, write: bool = True) -> None:
-    """A remote's folder belongs to one output folder: two would write files of the same names. HsError where it is another's.
+def claim(tool: Rclone, root: str, owner: str, output: str, write: bool = True, known: int = 0) -> str:
+    """A remote's folder belongs to one output folder: two would write files of the same names. What OWNER holds there, "" where it is nobody's.
 
-    ``owner``: the mark of the output folder's book, "" where it has none yet. ``write``: mark a folder that is nobody's.
+    ``owner``: the mark of the output folder's book, "" where it has none yet. ``write``: mark a folder that is nobody's. ``known``: samples that
+    the book has there. HsError where the folder is another's, or holds no mark although samples are there. Failed where it cannot be asked.
     """
-    found = owner_of(tool.text(root, OWNER))
-    if found and found.get("owner") != owner:
+    text = tool.text(root, OWNER)
+    back = "echo '{}' | rclone rcat {}".format(json.dumps({"owner": owner}), folder(root) + OWNER)
+    if not text and known:
         raise HsError(
+            "{} has no {}, although {:,} samples were moved there".format(root, OWNER, known),
+            "the samples here and the book",
+            "mount the disk or share that they are on. If only that file was lost, put it back: " + back,
+        )
+    strange = [] if text else sorted(set(tool.listing(root)) & set(NAMES))
+    if strange:  # ours have the same names
+        raise Foreign(
+            "{} holds {} already, and no {} that says whose".format(root, ", ".join(strange), OWNER),
+            "that folder and the samples here",
+            "give hs_move_to a folder of its own"
+            + (". If it is this output's and only that file was lost, put it back: " + back if owner else ""),
+        )
+    if not text and write:
+        named = {"owner": owner, "output": "{}:{}".format(os.uname().nodename, output)}
+        text = json.dumps(named) + "\n"
+        tool.put(
+            root, OWNER, text
+        )  # whether it stays is seen with each batch: another output may come in the same moment
+    found = owner_of(text)
+    if found and found.get("owner") != owner:
+        raise Foreign(
             "{} holds the samples of another output folder, {}".format(root, found.get("output")),
             "that folder and the samples here",
             "give hs_move_to a folder of its own: for several hosts, NAME:path/{{ inventory_hostname }}",
         )
-    if not found and write:
-        tool.put(
-            root, OWNER, json.dumps({"owner": owner, "output": "{}:{}".format(os.uname().nodename, output)}) + "\n"
-        )
+    return text or ""
 
 
 def folder(root: str) -> str:
@@ -257,8 +290,14 @@ def last_words(said: str) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> Dict[str, str]:
-    """What rclone gets of our environment: production's, which ours comes from, may hold RCLONE_ settings and secrets of its own."""
-    return {key: value for key, value in variables.items() if key in KEEP or PROXY.fullmatch(key)}
+    """What rclone gets of our environment: production's, which ours comes from, may hold RCLONE_ settings and secrets of its own.
+
+    HOME is the user's own, not production's: a key file below ~ is then the same one for preflight and for the client.
+    """
+    found = {key: value for key, value in variables.items() if key in KEEP or PROXY.fullmatch(key)}
+    with contextlib.suppress(KeyError):  # a user without an entry
+        found["HOME"] = pwd.getpwuid(os.geteuid()).pw_dir
+    return found
 
 
 def secret_values(config: str) -> List[str]:
@@ -313,11 +352,11 @@ def check(move_to: str, config: str, options: Sequence[str], untouched: str) -> 
         )
 
 
-def look(settings: Mapping[str, Any], untouched: str, write: bool, owner: str = "") -> Dict[str, Any]:
+def look(settings: Mapping[str, Any], untouched: str, write: bool, owner: str = "", known: int = 0) -> Dict[str, Any]:
     """Whether the remote of a run is there, before anything is stopped: {version, program: its path, free: bytes or None}. HsError where it is not fit.
 
     ``settings``: move_to, rclone, rclone_config, rclone_options. ``write``: also write and remove a small file there. ``owner``: the mark of
-    the output folder's book.
+    the output folder's book. ``known``: samples that it has there.
     """
     root = str(settings["move_to"])
     check(root, str(settings["rclone_config"]), settings["rclone_options"], untouched)
@@ -335,8 +374,7 @@ def look(settings: Mapping[str, Any], untouched: str, write: bool, owner: str = 
             "install {}.{} or later, or name the program with hs_rclone".format(*OLDEST),
         )
     try:
-        tool.listing(root)
-        claim(tool, root, owner, "", write=False)
+        claim(tool, root, owner, "", write=False, known=known)
         if write:
             tool.probe(root, ".hs-probe-{}-{}".format(os.uname().nodename, os.getpid()))
         program = shutil.which(tool.binary) or tool.binary  # the client's PATH is production's

@@ -150,6 +150,60 @@ def test_a_sample_that_never_fits_is_told_and_not_waited_for(setup: Setup, tmp_p
     assert "does not fit below hs_move_high_water" in result["message"]
 
 
+def test_a_remote_that_is_another_outputs_ends_the_run_instead_of_holding_it(setup: Setup, tmp_path: Path) -> None:
+    place = tmp_path / "nfs"
+    place.mkdir()
+    (place / "hs-owner.json").write_text('{"owner": "another", "output": "host:/out"}')
+    code, result = setup.run(move=move(place, high_water="0.00004"))
+    assert (code, result["outcome"]) == (1, "failed")
+    assert "another output folder, host:/out" in result["message"]
+    assert os.listdir(str(place)) == ["hs-owner.json"]
+
+
+def test_verify_does_not_take_an_unmounted_remote_for_lost_samples(setup: Setup, tmp_path: Path) -> None:
+    from sglang_hs.errors import HsError
+    from sglang_hs_client.verify import verify
+
+    place = tmp_path / "nfs"
+    assert setup.run(move=move(place))[0] == 0
+    rest_moved(setup, place)
+    place.rename(tmp_path / "away")
+    with pytest.raises(HsError, match="although {} samples were moved there".format(len(ROWS))):
+        verify(setup.output, False, True, True)
+    book = Manifest(setup.output, read_only=True)
+    assert book.counts()["pending"] == 0
+    book.close()
+
+
+def test_the_reader_of_archives_takes_what_moved_before_there_were_any(setup: Setup, tmp_path: Path) -> None:
+    place = tmp_path / "nfs"
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "files/readers"))
+    try:
+        import sglang_hs_archives
+    finally:
+        sys.path.pop(0)
+    from sglang_hs import archive
+
+    assert setup.run()[0] == 0
+    book = Manifest(setup.output)
+    files = {sample.idx: setup.output / str(sample.file) for sample in book.samples()}
+    members = [archive.Member(sample.idx, files[sample.idx], str(sample.sha256)) for sample in book.samples()][:5]
+    book.close()
+    (place / "archives").mkdir(parents=True)
+    (place / "hidden_states").mkdir()
+    size, total = archive.write(place / "archives/one.safetensors", members)
+    row = moving.Archive(0, "archives/one.safetensors", tuple(one.idx for one in members), size, total)
+    for idx, path in files.items():
+        if idx not in row.members:
+            (place / "hidden_states" / path.name).write_bytes(path.read_bytes())
+    single = [idx for idx in files if idx not in row.members]
+    (place / "archives.json").write_text(json.dumps(archive.index([row], single)))
+    found = sglang_hs_archives.Archives(place)
+    assert list(found) == sorted(files)
+    for idx, ids in enumerate(ROWS):
+        assert found[idx]["token_ids"].tolist() == ids
+
+
 def test_an_equal_sample_whose_twin_has_moved_is_extracted_again(setup: Setup, tmp_path: Path) -> None:
     place = tmp_path / "nfs"
     setup.write_rows([{"input_ids": ids} for ids in ROWS[:3]])

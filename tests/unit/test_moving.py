@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import archive, moving, rclone
+from sglang_hs import archive, movejob, movesettings, moving, rclone
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import Manifest
 from sglang_hs.movesettings import HighWater, Move
@@ -233,6 +234,304 @@ def test_a_file_that_changed_here_is_not_moved_and_is_extracted_again(tmp_path: 
     book.close()
 
 
+def test_a_sample_that_is_offered_while_the_book_is_read_goes_once(tmp_path: Path) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    mover = Mover(output, book, to_folder(place))
+    mover._begin()  # finds the sample in the book ...
+    mover.offer(1, len(tensors(1)))  # ... and whoever made it offers it only then
+    assert mover.status()["waiting"] == 3 and mover.status()["bytes_waiting"] == book.counts()["bytes_done"]
+    mover.start(drain=True)
+    assert mover.join(60)
+    assert (mover.status()["moved"], mover.status()["waiting"]) == (3, 0) and mover.idle()
+    check_far(place, 3)
+    book.close()
+
+
+def test_a_file_that_is_gone_here_after_it_was_copied_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By md5 of the remote: ours is computed of a file that somebody has removed."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    real = rclone.Rclone.copy
+
+    def copy(self: rclone.Rclone, *words: Any, **more: Any) -> None:
+        real(self, *words, **more)
+        (output / "hidden_states/hs_1.safetensors").unlink(missing_ok=True)
+
+    monkeypatch.setattr(rclone.Rclone, "copy", copy)
+    monkeypatch.setattr(moving, "HASHES", ("md5",))
+    mover = drained(output, book, to_folder(place))
+    assert mover.status()["verified_by"] == "the remote's md5" and mover.status()["waiting"] == 0
+    assert book.moved_counts()["moved"] == 2 and book.counts()["pending"] == 1
+    assert "gone" in json.loads((output / "quarantine/hs_1.json").read_text())["reason"]
+    book.close()
+
+
+def test_a_file_that_the_disk_has_lost_is_extracted_again_and_the_others_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad sector: rclone cannot read it, this time and every other."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 4)
+    real, opened = rclone.Rclone.copy, Path.open
+
+    def copy(self: rclone.Rclone, source: str, root: str, files: Any, **more: Any) -> None:
+        real(self, source, root, [file for file in files if "hs_2" not in file], **more)
+        if "hidden_states/hs_2.safetensors" in files:
+            raise rclone.Failed("read hs_2.safetensors: input/output error")
+
+    def lost(self: Path, *words: Any, **more: Any) -> Any:
+        if self == output / "hidden_states/hs_2.safetensors":
+            raise OSError(5, "Input/output error")
+        return opened(self, *words, **more)
+
+    monkeypatch.setattr(rclone.Rclone, "copy", copy)
+    monkeypatch.setattr(Path, "open", lost)
+    mover = drained(output, book, to_folder(place))
+    assert mover.status()["waiting"] == 0 and book.moved_counts()["moved"] == 3 and book.counts()["pending"] == 1
+    assert "not readable" in json.loads((output / "quarantine/hs_2.json").read_text())["reason"]
+    book.close()
+
+
+def test_a_file_that_cannot_be_removed_here_is_entered_once_and_removed_later(tmp_path: Path) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    asked: list[int] = []
+
+    def release(sample: Any, path: Path) -> bool:
+        asked.append(sample.idx)
+        if asked.count(1) < 3 and sample.idx == 1:
+            raise OSError(30, "Read-only file system")
+        return moving.remove(path)
+
+    mover = Mover(output, book, to_folder(place), release)
+    mover.start()
+    wait(mover.idle, mover)
+    mover.stop()
+    assert asked.count(1) == 3 and asked.count(0) == asked.count(2) == 1 and here(output) == []
+    assert mover.status()["moved"] == 3
+    book.close()
+
+
+def test_on_another_disk_a_copy_is_durable_before_the_book_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    synced: set[str] = set()
+    fsync, moved = os.fsync, Manifest.moved
+
+    def sync(fd: int) -> None:
+        fsync(fd)
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+
+    def entered(self: Manifest, root: str, samples: Any, *more: Any) -> None:
+        for idx in samples:
+            assert f"{place}/hidden_states/hs_{idx}.safetensors" in synced
+        assert f"{place}/hidden_states" in synced
+        moved(self, root, samples, *more)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Manifest, "moved", entered)
+    drained(output, book, to_folder(place))
+    check_far(place, 3)
+    book.close()
+
+
+def test_what_another_disk_did_not_take_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells it once: the next fsync succeeds, and what is read comes out of memory."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 2)
+    fsync, copy = os.fsync, rclone.Rclone.copy
+    refused: list[str] = []
+    sent: list[bool] = []
+
+    def sync(fd: int) -> None:
+        fsync(fd)
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.startswith(f"{place}/hidden_states/") and not refused:
+            refused.append(name)
+            raise OSError(5, "Input/output error")
+
+    def counted(self: rclone.Rclone, source: str, root: str, files: Any, again: bool = False, **more: Any) -> None:
+        sent.append(again)
+        copy(self, source, root, files, again=again, **more)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(rclone.Rclone, "copy", counted)
+    drained(output, book, to_folder(place))
+    assert refused and sent == [False, True]
+    check_far(place, 2)
+    book.close()
+
+
+def test_a_mount_point_without_its_disk_gets_nothing(tmp_path: Path) -> None:
+    output, place, away = tmp_path / "out", tmp_path / "nfs", tmp_path / "unmounted"
+    book = make(output, 3)
+    drained(output, book, to_folder(place))
+    place.rename(away)
+    finish(output, book, 1)
+    book.again(1)
+    finish(output, book, 1)
+    book.commit()
+    settings: dict[str, Any] = {
+        "move_to": str(place), "rclone": str(remotes.program()), "rclone_config": "", "rclone_options": [],
+    }  # fmt: skip
+    with pytest.raises(HsError, match="although 2 samples were moved there"):
+        rclone.look(settings, "everything", False, book.mark(), 2)
+    mover = Mover(output, book, to_folder(place))
+    mover.start(drain=True)
+    wait(lambda: mover.status()["failures"] >= 2, mover)
+    assert "has no hs-owner.json" in mover.status()["error"] and not place.exists()
+    away.rename(place)
+    assert mover.join(60), mover.status()
+    check_far(place, 3)
+    book.close()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("way", ["path", "link", "alias"])
+def test_an_output_folder_is_never_its_own_remote(tmp_path: Path, way: str, marked: bool) -> None:
+    """rclone has nothing to do, every checksum is right, and then the samples would be removed."""
+    output = tmp_path / "out"
+    book = make(output, 3)
+    if marked:
+        (output / OWNER).write_text(json.dumps({"owner": book.mark()}))
+    (tmp_path / "link").symlink_to(output)
+    config = tmp_path / "rclone.conf"
+    config.write_text(f"[far]\ntype = alias\nremote = {output}\n")
+    config.chmod(0o600)
+    to = {"path": str(output), "link": str(tmp_path / "link"), "alias": "far:"}[way]
+    mover = Mover(output, book, Move(to=to, rclone=str(remotes.program()), config=str(config)))
+    mover.start()
+    wait(lambda: mover.refused is not None, mover)
+    mover.stop()
+    assert ("is this output folder itself" if marked else "holds hidden_states/") in str(mover.refused)
+    assert book.moved_counts()["moved"] == 0
+    assert [(output / f"hidden_states/hs_{idx}.safetensors").read_bytes() for idx in range(3)] == [
+        tensors(idx) for idx in range(3)
+    ]
+    book.close()
+
+
+def test_a_remote_in_the_output_folder_or_around_it_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (tmp_path / "link").symlink_to(output)
+    for wrong in (output, output / "far", tmp_path, tmp_path / "link/deep"):
+        with pytest.raises(HsError, match="lie in each other"):
+            movesettings.apart(str(wrong), str(output), "everything")
+    for right in (str(tmp_path / "output"), "far:" + str(output)):
+        movesettings.apart(right, str(output), "everything")
+
+
+@pytest.mark.parametrize("name", ["hidden_states/hs_1.safetensors", "archives/hidden_states-000000.safetensors"])
+def test_samples_of_nobody_knows_whom_are_not_written_over(tmp_path: Path, name: str) -> None:
+    """As another host's output folder on a share has them."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    (place / name).parent.mkdir(parents=True)
+    (place / name).write_text("another's")
+    settings: dict[str, Any] = {
+        "move_to": str(place), "rclone": str(remotes.program()), "rclone_config": "", "rclone_options": [],
+    }  # fmt: skip
+    with pytest.raises(HsError, match="already, and no hs-owner.json"):
+        rclone.look(settings, "everything", True)
+    mover = Mover(output, book, to_folder(place))
+    mover.start()
+    wait(lambda: mover.refused is not None, mover)
+    mover.stop()
+    assert [path for path in place.rglob("*") if path.is_file()] == [place / name]
+    assert (place / name).read_text() == "another's" and len(here(output)) == 3
+    book.close()
+
+
+def test_a_remote_that_is_another_one_in_the_middle_is_noticed_before_anything_is_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    real, stolen = rclone.Rclone.copy, json.dumps({"owner": "another", "output": "host:/out"})
+
+    def copy(self: rclone.Rclone, *words: Any, **more: Any) -> None:
+        real(self, *words, **more)
+        (place / OWNER).write_text(stolen)
+
+    monkeypatch.setattr(rclone.Rclone, "copy", copy)
+    mover = Mover(output, book, to_folder(place))
+    mover.start(drain=True)
+    wait(lambda: "another output folder" in mover.status()["error"], mover)
+    mover.stop()
+    assert book.moved_counts()["moved"] == 0 and len(here(output)) == 3
+    book.close()
+
+
+def test_what_the_remote_has_no_checksum_of_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object in several pieces, a checksum that failed in that moment."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    real = rclone.Rclone.hashes
+
+    def hashes(self: rclone.Rclone, root: str, files: Any, kind: str, download: bool, patience: float = 600.0) -> Any:
+        found = real(self, root, files, kind, download, patience)
+        return {file: value for file, value in found.items() if download or "hs_1" not in file}
+
+    monkeypatch.setattr(rclone.Rclone, "hashes", hashes)
+    mover = drained(output, book, to_folder(place))
+    assert mover.status()["verified_by"] == "the remote's sha256 and reading it back (sha256)"
+    assert (mover.status()["wrong"], mover.status()["failures"]) == (0, 0)
+    check_far(place, 3)
+    book.close()
+
+
+def test_checksums_of_a_remote_that_are_none_of_the_bytes_are_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a bucket of S3 that encrypts of its own accord calls MD5."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 3)
+    real = rclone.Rclone.hashes
+
+    def hashes(self: rclone.Rclone, root: str, files: Any, kind: str, download: bool, patience: float = 600.0) -> Any:
+        found = real(self, root, files, kind, download, patience)
+        return found if download else {file: value[::-1] for file, value in found.items()}
+
+    monkeypatch.setattr(rclone.Rclone, "hashes", hashes)
+    monkeypatch.setattr(moving, "HASHES", ("md5",))
+    mover = drained(output, book, to_folder(place))
+    assert mover.status()["verified_by"] == "reading it back (sha256)"
+    assert (mover.status()["wrong"], mover.status()["failures"]) == (0, 0)
+    check_far(place, 3)
+    book.close()
+
+
+def test_a_batch_is_a_part_of_what_waits_so_that_one_is_copied_while_one_is_verified(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    book = make(output)
+    mover = Mover(output, book, to_folder(tmp_path / "nfs"), size=1 << 40)
+    mover._least = 2, 1
+    mover._ready = True
+    for idx in range(COUNT):
+        mover.offer(idx, 1000)
+    sizes = []
+    while mover._queue:
+        sizes.append(len(mover._gather()))
+    assert sizes[:4] == [4, 3, 2, 1] and sum(sizes) == COUNT and mover._queued == 0
+    book.close()
+
+
+def test_a_link_that_is_slower_than_expected_gets_there(tmp_path: Path) -> None:
+    book = make(tmp_path / "out", 1)
+    mover = Mover(tmp_path / "out", book, to_folder(tmp_path / "nfs"))
+    parcel = moving.Parcel("a", 10**9, "", (), None)
+    first = mover._patience([parcel])
+    mover._failed("rclone copy was not through")
+    assert mover._patience([parcel]) == 2 * first
+    book.close()
+
+
 # -- killed -----------------------------------------------------------------------------------------------------------------
 
 KILLED = """
@@ -355,6 +654,45 @@ def test_a_member_that_changed_dissolves_its_archive(tmp_path: Path, sftp: remot
     book.close()
 
 
+def test_what_cannot_be_planned_in_this_moment_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk under the book: the samples are asked for again, and no drain ends without them."""
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output)
+    real, calls = Manifest.plan_archive, [0]
+
+    def plan_archive(self: Manifest, *words: Any) -> Any:
+        calls[0] += 1
+        if calls[0] in (1, 3):
+            raise OSError(28, "No space left on device")
+        return real(self, *words)
+
+    monkeypatch.setattr(Manifest, "plan_archive", plan_archive)
+    mover = drained(output, book, to_folder(place, archive="safetensors", archive_bytes=2000))
+    assert mover.status()["waiting"] == 0
+    check_archives(place, book)
+    book.close()
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda data: data[:-1],
+    lambda data: data.replace(b'"dtype": "BF16"', b'"dtypo": "BF16"'),
+    lambda data: data.replace(b'"dtype": "BF16"', b'"dtype": "BF61"'),
+    lambda data: data.replace(b'"data_offsets": [0, ', b'"data_offsets": [9, '),
+    lambda data: b"\xff" + data[1:],
+])  # fmt: skip
+def test_a_member_with_a_damaged_header_is_told_and_not_tried_for_ever(
+    tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 4)
+    path = output / "hidden_states/hs_2.safetensors"
+    path.write_bytes(spoil(path.read_bytes()))
+    drained(output, book, to_folder(place, archive="safetensors", archive_bytes=100000))
+    assert book.counts()["pending"] == 1 and book.moved_counts()["moved"] == 3
+    assert "header" in json.loads((output / "quarantine/hs_2.json").read_text())["reason"]
+    book.close()
+
+
 def test_where_there_is_no_room_for_an_archive_smaller_ones_are_made(
     tmp_path: Path, sftp: remotes.Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,10 +700,10 @@ def test_where_there_is_no_room_for_an_archive_smaller_ones_are_made(
     book = make(output)
     real = archive.write
 
-    def small(path: Path, members: Any) -> Any:
+    def small(path: Path, members: Any, each: Any) -> Any:
         if len(list(members)) > 4:
             raise OSError(28, "No space left on device")
-        return real(path, members)
+        return real(path, members, each)
 
     monkeypatch.setattr(archive, "write", small)
     drained(output, book, Move.of(sftp.move(archive="safetensors", archive_bytes=100000)))
@@ -435,12 +773,15 @@ def test_secrets_are_in_no_word_environment_or_message(tmp_path: Path, monkeypat
     monkeypatch.setenv("RCLONE_CONFIG_FAR_PASS", "another")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "third")
     monkeypatch.setenv("https_proxy", "http://proxy")
+    monkeypatch.setenv("HOME", "/home/production")
     tool = rclone.Rclone(str(program), str(config))
     with pytest.raises(rclone.Failed, match=r"denied for \(hidden\)"):
         tool.copy("/a", "far:b", ["x"])
     words = seen.read_text()
     assert "verysecret" not in words and "another" not in words and "third" not in words
     assert "https_proxy=http://proxy" in words and "\n--config\n" in words
+    # the key files of production's user are not those of ours
+    assert f"\nHOME={pwd.getpwuid(os.geteuid()).pw_dir}\n" in words
 
 
 def test_the_remote_is_looked_at_before_anything_is_stopped(tmp_path: Path, far: remotes.Far) -> None:
@@ -582,6 +923,115 @@ def test_a_move_is_refused_while_a_run_is_open_and_ends_when_one_is_opened(tmp_p
     out, _ = work.communicate(timeout=60)
     assert work.returncode == 0 and "its own client moves on" in out
     assert len(here(output)) == 3
+
+
+def test_a_move_ends_for_a_run_also_while_it_describes(tmp_path: Path) -> None:
+    """The run's client needs the folder's lock, and production is down by then."""
+    output, state, seen = tmp_path / "out", tmp_path / "state", tmp_path / "seen"
+    state.mkdir()
+    make(output, 2).close()
+    described(output)
+    program = tmp_path / "rclone"
+    program.write_text(
+        f'#!/bin/sh\ncase " $* " in *" --download "*) touch {seen}; exec sleep 600;; esac\nexec {remotes.program()} "$@"\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "set.json").write_text(json.dumps({"to": str(tmp_path / "far"), "rclone": str(program)}))
+    root = str(Path(moving.__file__).resolve().parents[1])
+    command = [sys.executable, "-m", "sglang_hs", "move", "--state-dir", str(state), "--output", str(output)]
+    command += ["--settings", str(tmp_path / "set.json")]
+    work = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not seen.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    (state / "journal.json").write_text("{}")
+    out, _ = work.communicate(timeout=30)
+    assert work.returncode == 0 and "its own client moves on" in out
+
+
+def test_a_file_that_stays_here_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, state = tmp_path / "out", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 2)
+    move = to_folder(tmp_path / "nfs")._asdict()
+    book.close()
+    real = moving.remove
+
+    def remove(path: Path) -> bool:
+        if path.name == "hs_1.safetensors":
+            raise OSError(30, "Read-only file system")
+        return real(path)
+
+    monkeypatch.setattr(moving, "remove", remove)
+    monkeypatch.setattr(signal, "signal", lambda *words: None)
+    told = movejob.run(str(state), str(output), move)
+    assert told["failed"] and "could not be removed" in told["line"] and "Read-only" in told["line"]
+
+
+def test_a_description_is_tried_until_it_is_there_and_not_sent_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, place = tmp_path / "out", tmp_path / "nfs"
+    book = make(output, 2)
+    described(output)
+    mover = drained(output, book, to_folder(place))
+    real, calls, sent = rclone.Rclone.hashes, [0], []
+    copy = rclone.Rclone.copy
+
+    def hashes(self: rclone.Rclone, *words: Any) -> Any:
+        calls[0] += 1
+        if calls[0] <= 7:
+            raise rclone.Failed("it is away")
+        return real(self, *words)
+
+    def counted(self: rclone.Rclone, source: str, root: str, files: Any, **more: Any) -> None:
+        sent.append(list(files))
+        copy(self, source, root, files, **more)
+
+    monkeypatch.setattr(rclone.Rclone, "hashes", hashes)
+    monkeypatch.setattr(rclone.Rclone, "copy", counted)
+    for _ in range(2):
+        describer = movejob._Describer(output, book, to_folder(place), mover)
+        describer.run()
+        assert describer.fault is None
+    assert describer.failing == {} and calls[0] > 7
+    assert sent == [["manifest.json", "samples.jsonl", "state.json", "manifest.sqlite"]]
+    book.close()
+
+
+def test_the_index_names_samples_that_moved_before_there_were_archives(tmp_path: Path) -> None:
+    output, place, state = tmp_path / "out", tmp_path / "nfs", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 3)
+    drained(output, book, to_folder(place))
+    book.add((idx, f"name{idx}", 5, None) for idx in (3, 4))
+    for idx in (3, 4):
+        finish(output, book, idx)
+    book.set("move", to_folder(place, archive="safetensors", archive_bytes=100000)._asdict())
+    book.commit()
+    assert hs_move(state, "--output", str(output)).returncode == 0
+    index = json.loads((place / "archives.json").read_text())
+    assert index["single"] == [0, 1, 2] and [one["samples"] for one in index["archives"]] == [[3, 4]]
+    book.close()
+
+
+def test_what_is_at_two_remotes_is_told_of_each(tmp_path: Path) -> None:
+    output, state = tmp_path / "out", tmp_path / "state"
+    state.mkdir()
+    book = make(output, 2)
+    drained(output, book, to_folder(tmp_path / "first"))
+    book.add([(2, "name2", 5, None)])
+    finish(output, book, 2)
+    book.set("move", to_folder(tmp_path / "second")._asdict())
+    book.close()
+    done = hs_move(state, "--output", str(output))
+    assert (
+        f"2 samples of {output} are at {tmp_path}/first, 1 samples of {output} are at {tmp_path}/second" in done.stdout
+    )
+
+
+def test_a_remote_with_a_slash_at_its_end_is_the_same() -> None:
+    assert Move.of({"to": "far:a/"}) == Move.of({"to": "far:a"}) and Move.of({"to": "/"}).to == "/"
 
 
 def test_a_move_without_a_place_or_an_extraction_is_refused(tmp_path: Path) -> None:

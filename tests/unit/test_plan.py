@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import dataset, fsio, plan
+from sglang_hs import dataset, fsio, plan, preflight
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import Manifest
 
@@ -129,7 +129,7 @@ def large(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, disk: Disk,
     settings.update({"move_to": "store:bucket", "move_high_water": "80%", "archive": "none", "archive_gb": 1.0, **more})
     found = dataset.Scan("data.jsonl")
     found.samples, found.tokens, found.max_length = 125_000, 87_700_000, 8192
-    return plan._room(settings, found, found.tokens, plan.token_bytes(settings), 20e9)
+    return plan._room(settings, found, found.tokens, plan.token_bytes(settings), 20e9, 0)
 
 
 def test_five_terabytes_over_a_host_with_one_are_planned(
@@ -173,3 +173,26 @@ def test_what_was_moved_is_done_and_needs_no_file_here(settings: dict[str, Any])
     (output / "hidden_states/hs_1.safetensors").unlink()
     found = plan.look(settings, False, 0.0)
     assert (found["done"], found["done_tokens"]) == (2, 5)
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf"])
+def test_an_archive_has_a_size(wrong: str) -> None:
+    with pytest.raises(HsError, match="hs_archive_gb"):
+        preflight._moves({"move_to": "far:", "archive": "safetensors", "archive_gb": wrong})
+
+
+def test_a_remote_has_one_name_also_in_a_plan() -> None:
+    found = {"move_to": "far:a/"}
+    preflight._moves(found)
+    assert found["move_to"] == "far:a"
+
+
+def test_what_waits_here_needs_room_at_the_remote_too(settings: dict[str, Any]) -> None:
+    book = Manifest(extracted(settings))
+    book.moved("far:", [0])  # of three, 100 bytes each
+    book.close()
+    Path(settings["dump_dir"]).mkdir()
+    more = {"move_to": "far:", "move_high_water": "250", "archive": "none", "archive_gb": 1.0}
+    assert "all of it to far:" in plan.look({**settings, **more, "remote": {"free": 200}}, False, 0.0)["space_line"]
+    with pytest.raises(HsError, match="which says that"):
+        plan.look({**settings, **more, "remote": {"free": 199}}, False, 0.0)

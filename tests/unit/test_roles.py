@@ -69,3 +69,14 @@ def test_every_variable_that_a_message_names_exists() -> None:
         for name in re.findall(r"(?<![\w./-])hs_[a-z_]+", path.read_text()):
             # hs_{i}.safetensors and hs_connectors are the trainers' names
             assert name in variables | others | {"hs_", "hs_connectors", "hs_module"}, f"{path.name} names {name}"
+
+
+def test_move_refuses_an_open_run_before_it_installs_anything() -> None:
+    """What brings production back is the program that the run was begun with."""
+    tasks = loaded(REPO / "roles/move_samples/tasks/main.yml")
+    look, install, start = (next(place for place, task in enumerate(tasks) if wanted(task)) for wanted in (
+        lambda task: "hs_move" in task and task.get("check_mode") is True,
+        lambda task: "hs_install" in task,
+        lambda task: "hs_move" in task and "check_mode" not in task,
+    ))  # fmt: skip
+    assert look < install < start and tasks[look]["hs_move"] == tasks[start]["hs_move"]

@@ -145,14 +145,23 @@ class Source:
             raise HsError(
                 "sample {} was moved to {} ({})".format(sample.idx, where.root, where.file),
                 UNTOUCHED,
-                "give the export a folder that has the samples: a mount of {0}, or rclone copy {0} {1}".format(
-                    where.root, self.folder
+                "give the export a folder that has the samples: a mount of {0}, or a copy in a folder of its own (rclone copy {0} FOLDER)".format(
+                    where.root
                 ),
             )
         if self._unpacked is None:
             self._unpacked = tempfile.TemporaryDirectory(prefix="hs-export-")
         single = Path(self._unpacked.name) / "sample.safetensors"
-        single.write_bytes(archive.unpack(self.folder / where.file, sample.idx))
+        try:
+            single.write_bytes(archive.unpack(self.folder / where.file, sample.idx))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise HsError(
+                "{} is not the archive that was sent: {!r}".format(self.folder / where.file, error),
+                UNTOUCHED,
+                "copy it from {} again; python -m sglang_hs_client verify --remote tells whether it is right there".format(
+                    where.root
+                ),
+            ) from error
         return single
 
     def read(self, sample: Sample, record: Dict[str, Any]) -> Captured:

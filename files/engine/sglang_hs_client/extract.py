@@ -146,6 +146,9 @@ class Extraction:
                         "the samples that are done; each is whole",
                         "make room there, or raise hs_move_high_water, and run again: it goes on where it stopped",
                     )
+                refused = mover.refused
+                if refused is not None:  # production is down meanwhile, and no time mends that
+                    raise OutputFault(refused.what, "the samples that are done; each is whole", refused.next)
                 if self.holding is None:
                     self.holding = time.time()
                     mover.hurry(True)

@@ -17,7 +17,7 @@ from sglang_hs.errors import HsError
 from sglang_hs.fsio import write_json
 from sglang_hs.manifest import DONE, PENDING, SAMPLES, Manifest, Sample
 from sglang_hs.model import fingerprint
-from sglang_hs.moving import Mover
+from sglang_hs.moving import Mover, where
 from sglang_hs.share import Share
 
 from . import arrowset, canary, describe
@@ -119,9 +119,9 @@ class Run:
     def _tell_moved(self, halt: Halt) -> Halt:
         """What is at the remote, and who moves the rest, in the outcome."""
         assert self.manifest is not None and self.spec.move is not None
-        moved = self.manifest.moved_counts()["moved"]
-        waiting = self.manifest.counts()["done"] - moved
-        said = "{:,} samples are at {}".format(moved, self.spec.move.to)
+        known = self.manifest.moved_counts()
+        waiting = self.manifest.counts()["done"] - known["moved"]
+        said = where(known["roots"] or {self.spec.move.to: 0})
         if waiting:
             said += (
                 ", {:,} are still here: playbooks/move.yml moves them beside production, or the next run does".format(

@@ -17,7 +17,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from sglang_hs.errors import HsError
 from sglang_hs.manifest import DONE, FILE, MOVED, Manifest, Sample
 from sglang_hs.movesettings import Move
-from sglang_hs.rclone import Failed, Rclone
+from sglang_hs.rclone import Failed, Rclone, claim
 
 from .dumpfile import Expected, check_header, file_sha256
 from .faults import SampleFault
@@ -67,19 +67,24 @@ def at_remotes(book: Manifest, checksums: bool, output: Path) -> Dict[int, str]:
     wrong: Dict[int, str] = {}
     for root, files in wanted.items():
         names = sorted(files)
-        for begin in range(0, len(names), PAGE):
-            part = names[begin : begin + PAGE]
-            try:
+        try:
+            # a mount point without its disk must not count as every sample lost
+            claim(tool, root, book.mark(), "", write=False, known=len(files))
+            for begin in range(0, len(names), PAGE):
+                part = names[begin : begin + PAGE]
                 found = {} if checksums else tool.hashes(root, part, "sha256", False, PATIENCE)
-                found = found or tool.hashes(root, part, "sha256", True, PATIENCE)
-            except Failed as error:
-                raise HsError(
-                    "{} cannot be asked: {}".format(root, error), "everything", "mend that, or verify without --remote"
-                ) from error
-            for name in part:
-                if found.get(name) != files[name][0]:
-                    reason = "its bytes at {} have changed (sha256)" if name in found else "it is not at {} any more"
-                    wrong.update({idx: reason.format(root) for idx in files[name][1]})
+                rest = [name for name in part if name not in found]  # it has none, or could not tell in this moment
+                found.update(tool.hashes(root, rest, "sha256", True, PATIENCE) if rest else {})
+                for name in part:
+                    if found.get(name) != files[name][0]:
+                        reason = (
+                            "its bytes at {} have changed (sha256)" if name in found else "it is not at {} any more"
+                        )
+                        wrong.update({idx: reason.format(root) for idx in files[name][1]})
+        except Failed as error:
+            raise HsError(
+                "{} cannot be asked: {}".format(root, error), "everything", "mend that, or verify without --remote"
+            ) from error
     return wrong
 
 
