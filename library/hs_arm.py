@@ -51,8 +51,17 @@ def work(module: AnsibleModule) -> dict:
 
 def main() -> None:
     """Entry point."""
-    unit = {"path": {"type": "path", "required": True}, "text": {"type": "str", "required": True}}
-    run({"units": {"type": "list", "elements": "dict", "required": True, "options": unit}}, work)
+    run(
+        {
+            "units": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {"path": {"type": "path", "required": True}, "text": {"type": "str", "required": True}},
+            },
+        },
+        work,
+    )
 
 
 if __name__ == "__main__":
