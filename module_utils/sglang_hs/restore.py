@@ -398,8 +398,10 @@ def guard_once(state_dir: str) -> Optional[Report]:
     paths = Paths(state_dir)
     journal = Journal.load(paths)
     if journal is None:
-        if paths.lock.exists():
-            return Report() if time.time() - paths.lock.stat().st_mtime < 60 else None
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - paths.lock.stat().st_mtime < 60:
+                return Report()
+            _dead_lock(paths, Report())
         _left_behind(paths)
         return None
     if journal.restoring and fsio.held(paths.restoring):
@@ -419,7 +421,7 @@ def _left_behind(paths: Paths) -> None:
         if closed and time.time() > max(closed) + 5 * SYSTEMCTL_PATIENCE:
             _end_holder(paths)
         return
-    # whoever begins a run holds it until the journal is there, and writes units only then
+    # whoever begins a run holds it from before the units until the journal is there
     with contextlib.suppress(HsError, OSError, subprocess.SubprocessError), fsio.mutex(paths.mutex, BEGIN_PATIENCE):
         if units.files() and not paths.journal.exists() and not paths.lock.exists():
             _disarm()
