@@ -5,10 +5,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: hs_begin
-short_description: Begin a run on a host - lock, journal, record of production, guard
+short_description: Begin a run on a host - guard, lock, journal, record of production
 description:
   - Takes the host's lock atomically, opens the journal, records how production was started (mode 0600) and, on a host without
-    systemd, starts the guard that brings production back when nobody else does. With systemd the guard is a timer.
+    systemd, starts the guard that brings production back when nobody else does. With systemd the guard is a timer, which is written and
+    started with the run's other units, in the same round trip.
   - An open run of the same operator with the same wishes is attached to.
 options:
   state_dir: {description: Folder of the journal on the host., type: path, required: true}
@@ -20,8 +21,13 @@ options:
   dataset: {description: The file with this host's rows alone; empty means the data set that was found., type: str, default: ''}
   bad_rows: {description: Rows of the data set that are left out., type: int, default: 0}
   api_key: {description: Production's API key where it is not on its command line., type: str, default: ''}
+  units:
+    description: Where systemd is, the run's units - the path of each file and its text, with C(@RUN@) for the name of the run.
+    type: dict
+    default: {}
 attributes:
   check_mode: {support: full, description: Says that a run would begin.}
+  diff_mode: {support: full, description: The units' texts.}
 author: sglang-hidden-states contributors
 """
 
@@ -42,7 +48,7 @@ attached: {description: Whether an open run is gone on with., type: bool, return
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import steps  # noqa: E402
+from ansible.module_utils.sglang_hs import steps, units  # noqa: E402
 from ansible.module_utils.sglang_hs.journal import Journal, Paths  # noqa: E402
 
 
@@ -55,11 +61,13 @@ def work(module: AnsibleModule) -> dict:
             "changed": journal is None,
             "run_id": journal.run_id if journal else "(check)",
             "attached": journal is not None,
+            "diff": _diff(given["units"]),
         }
     settings = dict(given["view"]["settings"], bad_rows=given["bad_rows"], shared=bool(given["share"]))
     settings["dataset"] = given["dataset"] or settings["dataset"]
     view = dict(given["view"], settings=settings)
-    return steps.begin(
+    diff = _diff(given["units"]) if module._diff else []
+    begun = steps.begin(
         given["state_dir"],
         view,
         given["wanted"],
@@ -67,7 +75,17 @@ def work(module: AnsibleModule) -> dict:
         given["api_key"] or "",
         given["take_over"],
         given["share"],
+        given["units"],
     )
+    return dict(begun, diff=diff)
+
+
+def _diff(wanted: dict) -> list:
+    """What the units would be, beside what is there, as Ansible shows it."""
+    return [
+        {"before_header": one["path"], "after_header": one["path"], "before": one["before"], "after": one["after"]}
+        for one in units.differences(wanted)
+    ]
 
 
 def main() -> None:
@@ -83,6 +101,7 @@ def main() -> None:
             "share": {"type": "str", "default": ""},
             "dataset": {"type": "str", "default": ""},
             "api_key": {"type": "str", "default": "", "no_log": True},
+            "units": {"type": "dict", "default": {}},
         },
         work,
     )

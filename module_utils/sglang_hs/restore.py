@@ -22,8 +22,8 @@ from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths, boot_id, closed_runs
 
-RETRIES = 5  # by the guard, RETRY_AFTER seconds apart, when a restore did not succeed
-RETRY_AFTER = 60.0
+# when a restore did not succeed the guard tries again: so often at this distance, then at that one for as long as it takes
+RETRIES, RETRY_AFTER, RETRY_LATER = 5, 60.0, 600.0
 STEP_PATIENCE = 180.0  # for a forward step of the run that is at work when a restore begins
 GUARD_PERIOD = 30.0  # it looks more often than that
 BEGIN_PATIENCE = 30.0  # for a run that is beginning: it measures production's decode rate meanwhile
@@ -108,8 +108,9 @@ def _restore(paths: Paths, journal: Journal, why: str, report: Report) -> None:
                 _record(journal, "restore: " + name, "done")
         if report.failures:
             tries = int(journal.document.get("restore_tries", 0)) + 1
-            journal.document.update(restore_tries=tries, retry_at=time.time() + RETRY_AFTER)
-            _record(journal, "restore", "failed", "; ".join(report.failures)[:1000], RETRY_AFTER)
+            pause = RETRY_AFTER if tries < RETRIES else RETRY_LATER
+            journal.document.update(restore_tries=tries, retry_at=time.time() + pause)
+            _record(journal, "restore", "failed", "; ".join(report.failures)[:1000], pause)
             return
         _record(journal, "restore", "done", why)
         report.changed = True
@@ -401,9 +402,7 @@ def due(journal: Journal, now: float) -> Optional[str]:
     if document["boot_id"] != boot_id():
         return "the host was rebooted during the run"
     if journal.restoring:
-        if journal.last("restore") == "failed" and (
-            int(document.get("restore_tries", 0)) >= RETRIES or now < document.get("retry_at", 0)
-        ):
+        if journal.last("restore") == "failed" and now < document.get("retry_at", 0):
             return None
         return "a restore did not finish"
     if now > journal.restore_by:
@@ -432,8 +431,10 @@ def guard_once(state_dir: str) -> Optional[Report]:
     paths = Paths(state_dir)
     journal = Journal.load(paths)
     if journal is None:
-        if paths.lock.exists():
-            return Report() if time.time() - paths.lock.stat().st_mtime < 60 else None
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - paths.lock.stat().st_mtime < 60:
+                return Report()
+            _dead_lock(paths, Report())
         _left_behind(paths)
         return None
     if journal.restoring and fsio.held(paths.restoring):
@@ -453,7 +454,7 @@ def _left_behind(paths: Paths) -> None:
         if closed and time.time() > max(closed) + 5 * SYSTEMCTL_PATIENCE:
             _end_holder(paths)
         return
-    # whoever begins a run holds it until the journal is there, and writes units only then
+    # whoever begins a run holds it from before the units until the journal is there
     with contextlib.suppress(HsError, OSError, subprocess.SubprocessError), fsio.mutex(paths.mutex, BEGIN_PATIENCE):
         if units.files() and not paths.journal.exists() and not paths.lock.exists():
             _disarm()

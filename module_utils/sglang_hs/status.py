@@ -18,7 +18,7 @@ def look(state_dir: str) -> Dict[str, Any]:
 
     {state_dir, open, last {run_id, operator, at, why, result}, move (what `hs move` says, as movejob writes it) (where none is open),
     run_id, operator, opened, deadline, restore_by, other_boot, restoring, lease, steps, step, server, client, progress
-    (the line of the watching), guard {kind, alive, detail}, restore {at_work, tries, most, failed, failures, retry_at, log}, production
+    (the line of the watching), guard {kind, alive, detail}, restore {at_work, tries, failed, failures, retry_at, log}, production
     {how, expected, healthy, reason, log}, edited (paths), sources [{path, state}], lock, situation, next}. What is of a run is absent
     where none is open.
     """
@@ -116,11 +116,10 @@ def _run(journal: Journal) -> Dict[str, Any]:
 
 
 def _restore(paths: Paths, journal: Optional[Journal]) -> Dict[str, Any]:
-    """{at_work, tries, most, failed, failures, retry_at, log}: the restore of the open run."""
+    """{at_work, tries, failed, failures, retry_at, log}: the restore of the open run."""
     found: Dict[str, Any] = {
         "at_work": _at_work(paths),
         "tries": 0,
-        "most": restore.RETRIES,
         "failed": False,
         "failures": "",
     }
@@ -131,7 +130,7 @@ def _restore(paths: Paths, journal: Optional[Journal]) -> Dict[str, Any]:
     failed = bool(ends) and ends[-1]["state"] == "failed"
     tries = int(journal.document.get("restore_tries", 0))
     found.update(tries=tries, failed=failed, failures=ends[-1].get("detail", "") if failed else "")
-    if failed and tries < restore.RETRIES:
+    if failed:
         found["retry_at"] = journal.document.get("retry_at")
     # production that was started from here writes there if it has no log of its own
     own = journal.folder / "production.log"
@@ -197,9 +196,7 @@ def _situation(found: Dict[str, Any]) -> Tuple[str, str]:
     if tried["failed"]:
         read = " and ".join(place for place in (tried["log"], known.get("log")) if place) or found["folder"]
         again = (
-            "the guard tries again at {} ({} of {} tries were made)".format(
-                _clock(tried["retry_at"]), tried["tries"], tried["most"]
-            )
+            "the guard tries again at {} (tries so far: {})".format(_clock(tried["retry_at"]), tried["tries"])
             if tried["retry_at"] and found["guard"]["alive"]
             else "nobody tries again by himself"
         )

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import AbstractSet, Any, Dict, Iterator, Mapping, Optional
 
-from . import command, fsio, procs, production, secrets, server, shm, spawn
+from . import command, fsio, procs, production, secrets, server, shm, spawn, units
 from .errors import HsError
 from .jobs import UNITS, Job
 from .journal import SHARE, Journal, Paths
@@ -33,13 +33,16 @@ def begin(
     api_key: str = "",
     take_over: bool = False,
     share: str = "",
+    unit_files: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, Any]:
-    """Take the host's lock, open the journal, record production, set the guard on watch. {run_id, attached, changed}.
+    """Set the guard on watch, take the host's lock, open the journal, record production. {run_id, attached, changed}.
 
-    ``view``: what preflight found; its ``settings`` are the run's.
-    ``share``: the host's part of the data set, packed. A run of the same operator with the same wishes that is still
-    open is *attached to*: the steps that are done are not done again.
+    ``view``: what preflight found; its ``settings`` are the run's. ``unit_files``: path -> text, with :data:`units.RUN` for the run's name,
+    where the run has units. A run of the same operator with the same wishes that is still open is *attached to*: the steps that are done
+    are not done again.
+    ``share``: the host's part of the data set, packed.
     """
+    texts = dict(unit_files or {})
     paths = Paths(state_dir)
     paths.make()
     with turn(paths):
@@ -52,9 +55,13 @@ def begin(
             record = production.take(view["settings"], api_key)
             if record["expected"] == "running":
                 record["decode_rate"] = server.decode_rate(record["url"], record["api_key"])
+            if production.has_units():  # first: a run is watched over from its first moment, whatever becomes of us
+                units.arm({path: text for path, text in texts.items() if Path(path).name.startswith(units.GUARD)})
             journal = Journal.open(paths, operator, view, wanted, record, share)
             journal.record("begin", "done")
         watch(paths, journal)
+        if production.has_units():
+            units.arm({path: text.replace(units.RUN, journal.run_id) for path, text in texts.items()})
         return {"run_id": journal.run_id, "attached": attached, "changed": not attached}
 
 
@@ -88,7 +95,7 @@ def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_
 
 
 def watch(paths: Paths, journal: Journal) -> None:
-    """Without systemd: the guard as a process of its own session (with systemd it is a timer, made by the role)."""
+    """Without systemd: the guard as a process of its own session (with systemd it is a timer)."""
     if production.has_units():
         return
     found = journal.document.get("guard") or {}

@@ -7,7 +7,9 @@ from typing import Any, Dict, List, Mapping
 
 from . import fsio, production
 
-TIMER = "sglang-hs-guard.timer"
+GUARD = "sglang-hs-guard."  # what the guard's units begin with; the others are the run's jobs
+TIMER = GUARD + "timer"
+RUN = "@RUN@"  # stands for the run's name, which the host chooses, in the texts that the controller made
 # gone after a reboot; what is still there then, the guard, which restores; and the link that has its timer started at boot
 FOLDERS = ("/run/systemd/system", "/etc/systemd/system", "/etc/systemd/system/timers.target.wants")
 PATIENCE = 60.0  # seconds for one systemctl

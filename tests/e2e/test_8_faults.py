@@ -106,7 +106,7 @@ def test_the_dump_folder_is_full(rig: Rig, room: int, canary: bool) -> None:
     try:
         with filler.open("wb") as handle:
             os.posix_fallocate(handle.fileno(), 0, info.f_bavail * info.f_frsize // 4096 * 4096 - room // 4096 * 4096)
-        ended = rig.run(dump_wait_s=3, retries=1, **({} if canary else NO_CANARY))
+        ended = rig.run(dump_wait_s=3, retries=1, outage_s=5, **({} if canary else NO_CANARY))
         assert ended.code != 0, ended
         assert "no space left in" in ended.message and str(rig.dumps) in ended.message, ended.message
         for name in rig.files():

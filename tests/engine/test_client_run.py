@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -21,8 +22,8 @@ from sglang_hs.dataset import digest, sequence_name
 from sglang_hs.fleet import make_index
 from sglang_hs.manifest import Manifest
 from sglang_hs.share import Share
-from sglang_hs_capture import forwards, hooks, recorder
-from sglang_hs_client import dumpfile, extract, output
+from sglang_hs_capture import forwards, hooks, recorder, writer
+from sglang_hs_client import dumpfile, exchange, extract, output
 from sglang_hs_client.faults import SampleFault
 from sglang_hs_client.gate import Gate
 from sglang_hs_client.run import Run
@@ -504,6 +505,54 @@ def test_the_output_disk_full_stops_the_run_and_keeps_what_is_done(
     code, result = setup.run()
     assert (code, result["outcome"]) == (1, "failed") and "is full" in result["message"], result
     assert result["counts"]["done"] == 5
+    monkeypatch.undo()
+    assert setup.run()[0] == 0
+    setup.check()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_full_dump_folder_is_waited_out_and_blames_no_sample(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """Also one in which not even the reason has room. Every sample is hit more often than it may be tried."""
+    hits: Dict[str, int] = {}
+    real = writer.write_summed
+
+    def full(path: Path, *given: Any) -> None:
+        name = path.name.partition(".")[0]
+        hits[name] = hits.get(name, 0) + 1
+        if hits[name] > 2 or "rank" in path.name:
+            real(path, *given)
+        else:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, "write_summed", full)
+    if not told:
+        monkeypatch.setattr(setup.engine.recorders[0].exchange, "fail", lambda *given: None)
+        monkeypatch.setattr(exchange, "NO_ROOM", 1 << 62)
+    monkeypatch.setattr(extract, "ROOM_PAUSE", 0.01)
+    code, result = setup.run(retries=0, error_budget=0, dump_wait_s=0.3, outage_s=60, canary={"skip": True})
+    assert code == 0 and result["counts"]["failed"] == 0, result
+    setup.check()
+    assert min(hits.values()) == 3
+
+
+def test_a_dump_folder_that_stays_full_ends_the_run_and_blames_no_sample(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = writer.write_summed
+    written: List[str] = []
+
+    def full(path: Path, *given: Any) -> None:
+        if len(written) >= 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path.name)
+        real(path, *given)
+
+    monkeypatch.setattr(writer, "write_summed", full)
+    code, result = setup.run(outage_s=0.5, canary={"skip": True})
+    assert (code, result["outcome"]) == (1, "failed") and "no space left in" in result["message"], result
+    assert result["counts"]["failed"] == 0 and 8 <= result["counts"]["done"] <= 10  # two rows share a dump with another
     monkeypatch.undo()
     assert setup.run()[0] == 0
     setup.check()

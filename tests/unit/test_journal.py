@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import errors, fsio, steps
+from sglang_hs import errors, fsio, production, restore, steps, units
 from sglang_hs.errors import HsError
 from sglang_hs.journal import Journal, Paths
 
@@ -92,6 +92,33 @@ def test_the_same_operator_goes_on_with_the_same_wishes_only(paths: Paths) -> No
     with pytest.raises(HsError, match="another operator's run is open"):
         steps.may_attach(journal, {"window": "1h"}, "you@desk", False)
     steps.may_attach(journal, {"window": "1h"}, "you@desk", True)
+
+
+def test_a_run_is_watched_over_before_it_is_open(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that is cut, or a host that dies, between the two would leave a run that nobody ever closes."""
+    armed = []
+
+    def arm(files: dict[str, str]) -> bool:
+        armed.append((dict(files), paths.journal.exists()))
+        return True
+
+    monkeypatch.setattr(production, "has_units", lambda: True)
+    monkeypatch.setattr(production, "take", lambda settings, key: {"argv": ["x"], "expected": "stopped"})
+    monkeypatch.setattr(units, "arm", arm)
+    files = {"/a/sglang-hs-guard.timer": "look", "/b/sglang-hs-client.service": "runs/@RUN@/spec"}
+    made = steps.begin(str(paths.state), VIEW, {"window": "1h"}, "me@laptop", unit_files=files)
+    client = {"/b/sglang-hs-client.service": f"runs/{made['run_id']}/spec"}
+    guard = {"/a/sglang-hs-guard.timer": "look"}
+    assert armed == [(guard, False), (guard | client, True)]
+    assert steps.begin(str(paths.state), VIEW, {"window": "1h"}, "me@laptop", unit_files=files)["attached"]
+    assert armed[2:] == [(guard | client, True)]
+
+
+def test_a_lock_whose_run_never_began_is_taken_away_by_the_guard(paths: Paths) -> None:
+    paths.lock.write_text("{}")
+    assert restore.guard_once(str(paths.state)) is not None and paths.lock.exists()  # it may just be beginning
+    os.utime(paths.lock, (0, 0))
+    assert restore.guard_once(str(paths.state)) is None and not paths.lock.exists()
 
 
 def test_no_step_goes_forward_once_a_restore_has_begun(paths: Paths) -> None:

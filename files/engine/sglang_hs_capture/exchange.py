@@ -72,11 +72,14 @@ class Exchange:
             paths["{}.safetensors".format(name)] = False
         return paths
 
-    def fail(self, name: str, reason: str) -> None:
-        """Tell the client why there is no dump. Never raises: the server outlives a full disk."""
+    def fail(self, name: str, reason: str, no_room: bool = False) -> None:
+        """Tell the client why there is no dump; ``no_room``: the folder is full, no sample is to blame.
+
+        Never raises: the server outlives a full disk.
+        """
         log.warning("no dump of %s: %s", name, reason)
         suffix = "" if self.rank == 0 else ".rank{}".format(self.rank)
-        self._report(self.folder / "failed" / "{}{}.json".format(name, suffix), {"reason": reason})
+        self._report(self.folder / "failed" / "{}{}.json".format(name, suffix), {"reason": reason, "no_room": no_room})
 
     def _report(self, path: Path, document: Dict[str, Any]) -> None:
         document = dict(document, rank=self.rank, time=time.time())

@@ -76,10 +76,11 @@ class Writer:
             start, pieces = dump.pieces()
             write_summed(dump.path, start, pieces, self._summers)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            no_room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if no_room:
                 reason = "no space left in {} for the dump; free some, or lower the number of prompts in flight".format(
                     dump.path.parent
                 )
             else:
                 reason = "cannot write {}: {}".format(dump.path, error)
-            self._exchange.fail(dump.name, reason)
+            self._exchange.fail(dump.name, reason, no_room)

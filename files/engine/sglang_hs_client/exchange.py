@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional
 
 from sglang_hs.errors import HsError
 
-from .faults import OutputFault, SampleFault
+from .faults import NoRoom, OutputFault, SampleFault
 from .spec import Spec
 
 NO_ROOM = 65536  # bytes: a reason takes a few thousand
@@ -117,23 +117,25 @@ class Exchange:
         return self.wait_file(name, self.folder / "done" / "{}.rank{}.safetensors".format(name, rank), suffix, patience)
 
     def wait_file(self, name: str, done: Path, suffix: str, patience: float) -> Path:
-        """``done`` once it is there; SampleFault with the reason that lies in failed/ instead, or for want of either."""
+        """``done`` once it is there; SampleFault with the reason that lies in failed/ instead, or for want of either; NoRoom where
+        the folder is full."""
         failed = self.folder / "failed" / "{}{}.json".format(name, suffix)
         end = time.monotonic() + patience
         pause = 0.001
         while True:
             if done.exists():
                 return done
-            reason = _reason(failed)
-            if reason is not None:
-                raise SampleFault("the capture wrote no dump: " + reason)
+            told = _told(failed)
+            if told is not None:
+                fault = NoRoom if told.get("no_room") else SampleFault
+                raise fault("the capture wrote no dump: {}".format(told.get("reason")))
             if time.monotonic() >= end:
-                hint = _reason(self.folder / "failed" / "unnamed.json")
-                raise SampleFault(
+                hint, full = (_told(self.folder / "failed" / "unnamed.json") or {}).get("reason"), self._full()
+                raise (NoRoom if full and not hint else SampleFault)(
                     "the server answered but no dump came within {:g} s ({})".format(
                         patience,
                         hint
-                        or self._full()
+                        or full
                         or "a CUDA graph replayed the prefill, a prompt cut by the server, or a stalled disk",
                     )
                 )
@@ -192,8 +194,8 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def _reason(path: Path) -> Optional[str]:
+def _told(path: Path) -> Optional[Dict[str, Any]]:
     try:
-        return str(json.loads(path.read_text(encoding="utf-8")).get("reason"))
-    except (OSError, ValueError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None

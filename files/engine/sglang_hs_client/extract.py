@@ -17,12 +17,14 @@ from sglang_hs.plan import MOVERS
 
 from .dumpfile import Expected, check_data, check_header, prompts_in_forward
 from .exchange import Exchange
-from .faults import OutputFault, SampleFault, ServerGone
+from .faults import NoRoom, OutputFault, SampleFault, ServerGone
 from .gate import Gate
 from .norms import measure
 from .output import Output, file_name
 from .server import Server
 from .spec import Spec
+
+ROOM_PAUSE = 1.0  # seconds between two looks whether the dump folder has room again
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Extraction:
         self._rows: "queue.Queue[Optional[Row]]" = queue.Queue(maxsize=spec.in_flight)
         self._gate = Gate(spec.in_flight, spec.tokens_in_flight)
         self._outage: Optional[float] = None
+        self._no_room: Optional[float] = None
 
     def stop(self, halt: Halt) -> None:
         """Take no more work; what is in flight is finished. The first reason counts."""
@@ -278,7 +281,7 @@ class Extraction:
         return True
 
     def _fetch(self, row: Row, name: str, attempt: int) -> Path:
-        """The dump's path: one request, waiting out an outage of the server."""
+        """The dump's path: one request, waiting out an outage of the server and a full dump folder."""
         with self._gate.through(len(row.input_ids)):
             while True:
                 self.exchange.wish(name)
@@ -292,7 +295,13 @@ class Extraction:
                     self.server.abort(rid)
                     raise
                 self._outage = None
-                dump = self.exchange.wait(name, self.spec.dump_wait_s)
+                try:
+                    dump = self.exchange.wait(name, self.spec.dump_wait_s)
+                except NoRoom as full:
+                    self._wait_for_room(full)
+                    self.exchange.forget(name)
+                    continue
+                self._no_room = None
                 self.tally.add(forwards=1 / prompts_in_forward(dump))
                 return dump
 
@@ -303,6 +312,18 @@ class Extraction:
             self._outage = since = self._outage or now
         if now - since > self.spec.outage_s or self._stop.wait(1.0):
             raise ServerGone("the server at {} has been unreachable for {:.0f} s".format(self.spec.server, now - since))
+
+    def _wait_for_room(self, full: NoRoom) -> None:
+        """The dump folder is full: others' dumps are taken away, or somebody makes room; after a while give up the run (not the sample)."""
+        now = time.monotonic()
+        with self._lock:
+            self._no_room = since = self._no_room or now
+        if now - since > self.spec.outage_s or self._stop.wait(ROOM_PAUSE):
+            raise OutputFault(
+                "{} (for {:.0f} s)".format(full.reason, now - since),
+                "the samples that are done; each is whole",
+                "make room there and run again: it goes on where it stopped",
+            )
 
     def _accepted(
         self,

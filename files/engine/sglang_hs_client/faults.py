@@ -14,6 +14,10 @@ class SampleFault(Exception):
         self.fatal = fatal
 
 
+class NoRoom(SampleFault):
+    """The dump folder is full: no sample's fault."""
+
+
 class ServerGone(Exception):
     """The server cannot be reached at all: no sample's fault."""
 

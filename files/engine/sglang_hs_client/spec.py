@@ -29,9 +29,9 @@ class Spec:
     tokens_in_flight: where several prompts share a forward, tokens at the server at once; None: prompts go one at a time.
     retries: further attempts for one sample. error_budget: samples that may fail for good before the run stops.
     in_flight: prompts at the server; as many more may be on their way to the output folder.
-    outage_s: how long the server may be unreachable before the run gives up. dump_wait_s: how long after the server's answer the
-    dump may take. stop_taking_work_at: unix time. move: where finished samples go on to while the run is at work; None: they stay.
-    share: a file with the part of the data set that is this host's (sglang_hs.share); None: all of it is.
+    outage_s: how long the server may be unreachable, or the dump folder full, before the run gives up. dump_wait_s: how long after the
+    server's answer the dump may take. stop_taking_work_at: unix time. move: where finished samples go on to while the run is at work;
+    None: they stay. share: a file with the part of the data set that is this host's (sglang_hs.share); None: all of it is.
     """
 
     server: str

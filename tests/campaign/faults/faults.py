@@ -257,7 +257,7 @@ def _second(strike: Strike) -> None:
     def come() -> None:
         for book in (EXTRACT, RESTORE_BOOK):
             log = strike.host.folder / f"other-{Path(book).stem}.log"
-            other = strike.host.begin(book, "-e", "hs_operator=somebody@elsewhere", *strike.host.settings, log=log)
+            other = strike.host.begin(book, *strike.host.settings, "-e", "hs_operator=somebody@elsewhere", log=log)
             other.wait()
             strike.others.append((book, other, log))
 
