@@ -323,10 +323,10 @@ def _disarm() -> None:
     """Take the guard away: with systemd its timer and every unit of the run; without, it ends by itself with the journal."""
     if not production.has_units():
         return
-    # enabled until its files go, one right after the other: a power cut before that leaves a guard that ends this after the boot
-    _systemctl("stop", units.TIMER)
+    # on watch until its files are gone: where they cannot go (a power cut, a read-only disk), a later look of its own takes them away
     for unit in units.files():
         unit.unlink()
+    _systemctl("stop", units.TIMER)
     _systemctl("daemon-reload")
     _systemctl("reset-failed", "sglang-hs-*")
 

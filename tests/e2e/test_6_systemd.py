@@ -228,6 +228,7 @@ def test_a_user_without_sudo_extracts_from_a_server_of_their_own(remote: Remote)
         remote.shell(f"pkill -u op -f -- '--port 30100' || true; chown root:root {words}")
 
 
+@pytest.mark.long  # the fault matrix's sample has two power cuts, and `make faults` one at each step
 def test_a_power_cut_the_boot_brings_production_back(remote: Remote) -> None:
     playing = remote.begin()
     remote.seen("capture attached on 0 of")

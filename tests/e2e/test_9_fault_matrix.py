@@ -30,7 +30,7 @@ PLANS = [
     "lock:check",
     "stop:tags",
     "extract:start-at",
-    "patch:GPU, stop:second, extract:SIGKILL",
+    "patch:GPU, stop:second",
     "lock:by hand, launch:SIGTERM, stop extraction:reboot",
     "patch:cut 20 s, canary:SIGHUP",
     "stop:upgraded, restore source:state full",

@@ -64,9 +64,10 @@ ExecStart="/usr/bin/python3" "-m" "sglang.launch_server" "--model-path" "/models
 "--disable-radix-cache" "--chunked-prefill-size" "-1" "--disable-cuda-graph" "--disable-prefill-cuda-graph"
 StandardOutput=append:/var/lib/sglang-hs/runs/20260101-000000-abcd/server.log
 StandardError=inherit
-# SIGTERM to the main process alone, SIGKILL to what is left in its own cgroup
+# SIGTERM to the main process alone, SIGKILL to what is left in its own cgroup. A second is enough: nobody but the client asks this server,
+# and SGLang looks for a SIGTERM only every five seconds, to end its own processes with SIGKILL then.
 KillMode=mixed
-TimeoutStopSec=120
+TimeoutStopSec=1
 RuntimeMaxSec=21600
 LimitNOFILE=1048576
 LimitMEMLOCK=infinity
@@ -165,7 +166,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cwd": "/root/sglang",
     }
     (out / "view.json").write_text(json.dumps(view))
-    play(out, {"hs_found": {"view": view}, "hs_run": {"run_id": "20260101-000000-abcd"}})
+    play(out, {"hs_found": {"view": view}, "hs_run_id": "20260101-000000-abcd"})
     return out
 
 

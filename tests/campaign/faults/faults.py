@@ -389,7 +389,7 @@ FAULTS: dict[str, Fault] = {
             "window",
             "the window ends on a hanging server, and nobody watches",
             _window,
-            settings={"hs_window": "70s"},
+            settings={"hs_window": "150s"},
             instead={
                 step: "see the other columns: the guard looks at the window all the same"
                 for step in STEPS
