@@ -46,6 +46,7 @@ def main() -> int:
         exchange.wish(name)
         server.generate(ids, name + "-1")
         output.accept(exchange.wait(name, 120), idx, ids, name, expected)
+        exchange.hand_back(name)
         exchange.forget(name)
 
     def as_json(idx: int, ids: list[int]) -> None:

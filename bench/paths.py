@@ -34,6 +34,7 @@ def ours(forward: capture.Forward, count: int, memory: Path, disk: Path) -> floa
     def accept(idx: int) -> None:
         dump = exchange.wait(names[idx], 120)
         output.accept(dump, idx, rows[idx], names[idx], expected)
+        exchange.hand_back(names[idx])
         exchange.forget(names[idx])
         room.release()
 

@@ -74,6 +74,7 @@ def compare(ours: object, plain: object, count: int) -> tuple[list[float], list[
 
 def settle(side: object, rows: list[list[int]]) -> None:
     """Every dump is there; away with them."""
+    import os
     import time
 
     from sglang_hs.dataset import sequence_name
@@ -89,5 +90,5 @@ def settle(side: object, rows: list[list[int]]) -> None:
             if time.monotonic() > until:
                 raise RuntimeError(f"no dump: {list((side.dumps / 'failed').iterdir())}")
             time.sleep(0.005)
-        dump.unlink()
+        os.replace(dump, side.dumps / "used" / dump.name)  # as the client does
         (side.dumps / "want" / name).unlink()

@@ -1,7 +1,7 @@
 """The dump against what was done by hand: four `torch.save` in the forward, and a marker file.
 
 Both are given the same states of 2,048 tokens (three boundaries and the final state of 7,168 in bfloat16) in the same hooks, and write
-to memory. *In the forward*: how long the hooks keep the forward, against four plain copies of the same tensors: it waits for nothing else. *By hand,
+to memory. Ours are taken away between two rounds as the client does it: the next dump is written over one that was taken. *In the forward*: how long the hooks keep the forward, against four plain copies of the same tensors: it waits for nothing else. *By hand,
 in the forward*: the same against four `torch.save`. *End to end*: from the first hook to the last readable dump, eight forwards one after
 the other that compute nothing.
 """
@@ -24,6 +24,7 @@ def run(place: Place) -> Iterator[Figure]:
     import itertools
 
     import torch
+    from sglang_hs_client.exchange import Exchange
 
     from bench import capture
 
@@ -32,7 +33,7 @@ def run(place: Place) -> Iterator[Figure]:
     dumps, by_hand = place.memory / "dumps", place.memory / "by-hand"
     by_hand.mkdir()
     recorder = capture.recorder(dumps)
-    written = capture.Written(recorder)
+    written, exchange = capture.Written(recorder), Exchange(dumps)
     numbers = itertools.count()
     kept = torch.empty((forward.tokens, 4, forward.hidden), dtype=torch.bfloat16)
 
@@ -44,8 +45,9 @@ def run(place: Place) -> Iterator[Figure]:
 
     def clear() -> None:
         written.wait()
-        done = list((dumps / "done").iterdir())
-        for path in [*done, *(dumps / "want").iterdir(), *by_hand.iterdir()]:
+        for path in (dumps / "done").iterdir():
+            exchange.hand_back(path.stem)
+        for path in [*(dumps / "want").iterdir(), *by_hand.iterdir()]:
             path.unlink()
 
     def hooks() -> float:

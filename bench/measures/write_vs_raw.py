@@ -1,7 +1,8 @@
 """The capture's writer against a raw write of the same bytes.
 
 One sample of 2,048 tokens (4 states of 7,168 in bfloat16, 117 MB) lies in a host buffer. Ours is what the writer's thread does with it: token ids,
-header, CRC-32 of the data, temporary name, rename. The other side opens a file in the same folder and gives the kernel the same
+header, CRC-32 of the data, temporary name, rename; the file is one that the client has taken and handed back, as all are but the first few.
+The other side opens a file in the same folder and gives the kernel the same
 buffer in one `write`. Neither syncs: the dump folder is scratch. The figure is the part of the raw rate that the writer reaches, in memory
 (`/dev/shm`, where dumps lie by default) and on a disk.
 """
@@ -27,6 +28,7 @@ what the processor time allows on this machine's cores at best, with nothing els
 def run(place: Place) -> Iterator[Figure]:
     """Both file systems."""
     from sglang_hs_capture.tensorfile import as_bytes
+    from sglang_hs_client.exchange import Exchange
 
     from bench import capture
 
@@ -40,6 +42,7 @@ def run(place: Place) -> Iterator[Figure]:
         held = capture.Held(recorder)
         ids = forward.ids(1)
         sequence = capture.sequence_name(ids)
+        exchange = Exchange(folder)
         capture.wish(folder, sequence)
         forward.run(recorder, ids)
         (job,) = held.jobs
@@ -53,18 +56,18 @@ def run(place: Place) -> Iterator[Figure]:
                 left = left[os.write(fd, left) :]
             os.close(fd)
 
-        def rate(work: Callable[[], None], path: Path) -> float:
+        def rate(work: Callable[[], None], path: Path, away: Callable[[], None]) -> float:
             took = seconds(work)
             if path.stat().st_size < forward.size:
                 raise RuntimeError(f"{path} is not whole")
-            path.unlink()
+            away()
             return forward.size / 1e9 / took
 
         clocks = Clock(), Clock()
         ours, theirs = rounds(
             REPEATS,
-            clocks[0].around(lambda: rate(lambda: held.write(job), dump)),
-            clocks[1].around(lambda: rate(plain, raw)),
+            clocks[0].around(lambda: rate(lambda: held.write(job), dump, lambda: exchange.hand_back(sequence))),
+            clocks[1].around(lambda: rate(plain, raw, raw.unlink)),
         )
         mine, other = (clock.each(1) for clock in clocks)
         best = min(1.0, other / (mine / len(os.sched_getaffinity(0))))

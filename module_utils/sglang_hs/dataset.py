@@ -134,12 +134,13 @@ def scan(
     """
     limits = Limits(vocab_size, max_prompt, cut_to)
     result = Scan(str(path))
+    plain: Dict[Tuple[int, bool], int] = {}  # what there is to count of such rows -> how many there are: lengths repeat
     with ThreadPoolExecutor(1) as beside:
         total = beside.submit(digest, path)
         for idx, (file, word, number, raw, source) in enumerate(_raw_rows(Path(path))):
             told = source.brief(raw, limits) if each is None else None
             if told is not None:
-                count(result, min(told[0], cut_to or told[0]), *told)
+                plain[told] = plain.get(told, 0) + 1
                 if lengths is not None:
                     lengths.append(min(told[0], cut_to or told[0]))
                 continue
@@ -156,6 +157,8 @@ def scan(
                     result.bad.append(row)
                 continue
             count(result, len(row.input_ids), len(record["input_ids"]), row.loss_mask is not None)
+        for (tokens, masked), times in plain.items():
+            count(result, min(tokens, cut_to or tokens), tokens, masked, times)
         result.sha256 = total.result()
     if not result.samples and not result.bad_total:
         raise HsError(
@@ -166,16 +169,16 @@ def scan(
     return result
 
 
-def count(result: Scan, length: int, whole: int, masked: bool) -> None:
-    """Add a sample of ``length`` tokens, cut from ``whole``."""
-    result.samples += 1
-    result.tokens += length
-    result.cut += whole > length
-    result.masked += masked
+def count(result: Scan, length: int, whole: int, masked: bool, times: int = 1) -> None:
+    """Add ``times`` samples of ``length`` tokens, cut from ``whole``."""
+    result.samples += times
+    result.tokens += times * length
+    result.cut += times * (whole > length)
+    result.masked += times * masked
     result.min_length = min(result.min_length or length, length)
     result.max_length = max(result.max_length, length)
     edge = 1 << max(length - 1, 0).bit_length()
-    result.hist[edge] = result.hist.get(edge, 0) + 1
+    result.hist[edge] = result.hist.get(edge, 0) + times
 
 
 def check(idx: int, where: str, record: Any, limits: Limits) -> Union[Row, BadRow]:

@@ -201,21 +201,38 @@ def _done(settings: Mapping[str, Any], sha256: str) -> Dict[str, int]:
                 UNTOUCHED,
                 "choose another hs_output_dir, or run with what this one was made with",
             )
-        root = str(output) + os.sep
-        for _, file, size_then, _, length in book.done_files():
-            try:
-                # the file of a sample that was moved is at the remote, where its bytes were verified
-                there = file is None or os.stat(root + file).st_size == size_then
-            except OSError:
-                there = False
-            nothing["samples"] += there
-            nothing["moved"] += file is None
-            nothing["tokens"] += length if there else 0
-            nothing["bytes"] += (size_then or 0) if there else 0
-            nothing["waiting_bytes"] += (size_then or 0) if there and file is not None else 0
+        return _found(output, book)
     finally:
         book.close()
-    return nothing
+
+
+def _found(output: Path, book: Manifest) -> Dict[str, int]:
+    """What is there of a book's finished samples: a look at each file's size, a million of them in a second or two."""
+    samples = moved = tokens = bytes_there = bytes_moved = 0
+    folder = os.open(str(output), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _, file, size_then, _, length in book.done_files():
+            if file is None:  # a sample that was moved: its file is at the remote, where its bytes were verified
+                moved += 1
+                bytes_moved += size_then or 0
+            else:
+                try:
+                    if os.stat(file, dir_fd=folder).st_size != size_then:
+                        continue
+                except OSError:
+                    continue
+                bytes_there += size_then
+            samples += 1
+            tokens += length
+    finally:
+        os.close(folder)
+    return {
+        "samples": samples,
+        "tokens": tokens,
+        "bytes": bytes_there + bytes_moved,
+        "moved": moved,
+        "waiting_bytes": bytes_there,
+    }
 
 
 def _described(output: Path) -> bool:

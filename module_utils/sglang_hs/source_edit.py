@@ -489,7 +489,7 @@ def _prove(source: anchors.Source, after: bytes, insertions: List[Dict[str, Any]
         same = same and anchors.same_but_inserted(source.tree, tree, spans)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(tree, source.path, "exec", dont_inherit=True)
+            compile(anchors.touched(tree, spans), source.path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise EditRefused(
             "would_not_compile",

@@ -70,7 +70,7 @@ class Source:
             ) from error
         self.text_lines = _TEXT_LINE.findall(text)
         bom = len(BOM) if data.startswith(BOM) else 0
-        if len(self.text_lines) != len(split_lines(data[bom:])):  # UTF-7 spells a line end in letters
+        if len(self.text_lines) != len(split_lines(data[bom:]) if bom else self.lines):  # UTF-7 spells a line end in letters
             raise EditRefused(
                 "unparsable",
                 "The line ends of {} cannot be told in its encoding {}.".format(path, self.encoding),
@@ -166,8 +166,9 @@ def find_nodes(tree: ast.Module, anchor: Dict[str, Any]) -> List[ast.AST]:
     scope: Any = tree
     for key, kinds in (("class", (ast.ClassDef,)), ("function", _FUNCTIONS)):
         for name in anchor[key].split(".") if anchor.get(key) else []:
-            found: List[Any] = [item for item in walk_statements(scope.body) if isinstance(item, kinds)]
-            found = [item for item in found if item.name == name]
+            found: List[Any] = [
+                item for item in walk_statements(scope.body) if isinstance(item, kinds) and item.name == name
+            ]
             if len(found) != 1:
                 lines = " (lines {})".format(", ".join(str(item.lineno) for item in found)) if found else ""
                 raise NoMatch("{} {} stands there {} times{}".format(key, name, len(found), lines))
@@ -345,6 +346,21 @@ def _only_moved(old: Any, new: Any, inserted: Sequence[Tuple[int, int]]) -> bool
     moved = sum(end - begin + 1 for begin, end in inserted if end < first)
     where = (new.lineno, new.end_lineno, new.end_col_offset)
     return where == (old.lineno + moved, (old.end_lineno or 0) + moved, old.end_col_offset)
+
+
+def touched(tree: ast.Module, inserted: Sequence[Tuple[int, int]]) -> ast.Module:
+    """The statements at the left margin that hold one of the ``inserted`` lines (first, last), beneath what __future__ asks of the compiler.
+
+    What a compiler has to say beside the grammar (a ``return`` outside a function, a ``nonlocal`` of nothing, a __future__ behind other code)
+    it says of one such statement; the others compile as they did before the insertion.
+    """
+    kept = [
+        item
+        for item in tree.body
+        if (isinstance(item, ast.ImportFrom) and item.module == "__future__")
+        or any(_first_line(item) <= last and first <= (item.end_lineno or 0) for first, last in inserted)
+    ]
+    return ast.Module(body=kept, type_ignores=[])
 
 
 def _lies_in(node: Any, ranges: Sequence[Tuple[int, int]]) -> bool:

@@ -19,7 +19,7 @@ from .errors import HsError
 from .jobs import UNITS, Job
 from .journal import SHARE, Journal, Paths
 
-DUMP_FOLDERS = ("attached", "want", "done", "failed")
+DUMP_FOLDERS = ("attached", "want", "done", "used", "failed")
 TURN = 30.0  # seconds that a step waits for the one before it
 SEGMENTS = "server.shm.json"
 DUMP_FILES = (".client.lock", "every_rank")

@@ -493,6 +493,41 @@ def test_another_file_system_copies(setup: Setup, monkeypatch: pytest.MonkeyPatc
     setup.check()
 
 
+def test_dumps_are_written_over_those_that_were_taken(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the output lies on another file system: a handful of files holds all dumps, one after the other, and no sample is another's."""
+    real, files = writer.write_summed, set()
+
+    def write(path: Path, *given: Any) -> None:
+        real(path, *given)
+        files.add(path.stat().st_ino)
+
+    monkeypatch.setattr(writer, "write_summed", write)
+    test_another_file_system_copies(setup, monkeypatch)
+    assert len(files) <= len(ROWS) / 2, len(files)
+    assert os.listdir(str(setup.engine.dump / "used")) == []
+
+
+def test_a_full_dump_folder_takes_its_room_from_used_files(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, real = setup.engine.dump / "used", writer.write_summed
+    left = []
+
+    def full(path: Path, *given: Any) -> None:
+        if os.listdir(str(used)):
+            left.append(path.name)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, *given)
+
+    monkeypatch.setattr(writer, "write_summed", full)
+    (used / "other.safetensors").write_bytes(b"x" * 100)
+    monkeypatch.setattr(setup.engine.recorders[0].exchange, "fail", lambda *given: pytest.fail("there was room"))
+    wanted = sequence_name([5, 6, 7])
+    (setup.engine.dump / "want" / wanted).write_text("")
+    setup.engine.recorders[0].writer._write(
+        writer.Dump(wanted, setup.engine.dump / "done" / wanted, lambda: (lambda crc: crc.encode(), [b"data"]))
+    )
+    assert left == [wanted] and (setup.engine.dump / "done" / wanted).read_bytes()[8:] == b"data"
+
+
 def test_the_output_disk_full_stops_the_run_and_keeps_what_is_done(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

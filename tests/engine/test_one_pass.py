@@ -130,6 +130,23 @@ def test_a_file_whose_checksum_is_made_beside_has_the_checksum_of_its_data(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("before", [0, 3, 108, 500])
+def test_a_file_written_over_a_used_one_is_that_file_and_no_byte_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setattr(tensorfile, "BLOCK", 40)
+    data, used = random.Random(1).randbytes(100), tmp_path / "used"
+    with ThreadPoolExecutor(2) as summers:
+        for gone in (False, True):  # somebody else may have taken it
+            if not gone:
+                used.write_bytes(b"\xff" * before)
+            inode = None if gone else used.stat().st_ino
+            tensorfile.write_summed(tmp_path / "file", lambda crc: crc.encode(), [data], summers, used)
+            assert (tmp_path / "file").read_bytes() == b"%08x" % zlib.crc32(data) + data
+            assert [path.name for path in tmp_path.iterdir()] == ["file"]
+            assert gone or (tmp_path / "file").stat().st_ino == inode
+
+
 def test_a_copy_that_differs_anywhere_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumpfile, "BLOCK", 64)
     one, other = tmp_path / "one", tmp_path / "other"

@@ -664,6 +664,25 @@ def test_lines_that_would_not_compile_there_are_refused_before_anything_is_writt
     assert place.read() == MODEL
 
 
+@pytest.mark.parametrize(
+    ("anchor", "lines"),
+    [
+        ({"position": "start"}, ["return 1"]),
+        ({"class": "Model", "position": "end"}, ["yield 1"]),
+        ({"class": "Model", "function": "__init__", "position": "end"}, ["nonlocal nothing"]),
+        ({"class": "Model", "function": "__init__", "position": "end"}, ["x = 1", "global x"]),
+        ({"statement": "from __future__ import annotations", "position": "before"}, ["import os"]),
+    ],
+)
+def test_what_the_compiler_says_beside_the_grammar_is_heard(tmp_path, anchor, lines):
+    place = Place(
+        tmp_path,
+        b"from __future__ import annotations\n\n\nclass Other:\n    pass\n\n\n"
+        b"class Model:\n    def __init__(self):\n        self.a = 1\n",
+    )
+    refusal(lambda: place.plan([variant(anchor, lines)]), "would_not_compile")
+
+
 def test_a_continued_line_does_not_swallow_the_block(tmp_path):
     place = Place(tmp_path, b"x = 1 \\\n\ny = 2\n")
     anchor = {"statement": "x = 1", "position": "after"}

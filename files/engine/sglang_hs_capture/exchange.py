@@ -4,6 +4,7 @@ attached/rank{r}.json           the capture of this rank is in place (or attache
 want/<name>                     the client's wish; content "" or "ranks" (then every rank writes)
 every_rank                      lies here while "ranks" wishes may exist; without it ranks other than 0 look at nothing
 done/<name>.safetensors         the dump (rank 0); done/<name>.rank{r}.safetensors for a "ranks" wish
+used/<name>.safetensors         a dump that the client has taken: the next one is written over it, if there is one
 failed/<name>.json              why there is no dump (failed/<name>.rank{r}.json from ranks other than 0);
                                 failed/unnamed.json when the engine's release does not tell whose forward it was
 """
@@ -25,7 +26,7 @@ from .tensorfile import write_whole
 
 log = logging.getLogger("sglang_hs_capture")
 
-FOLDERS = ("attached", "want", "done", "failed")
+FOLDERS = ("attached", "want", "done", "used", "failed")
 
 
 def sequence_name(ids: torch.Tensor) -> str:
@@ -71,6 +72,27 @@ class Exchange:
         if self.rank == 0:
             paths["{}.safetensors".format(name)] = False
         return paths
+
+    def used(self) -> Optional[Path]:
+        """A file to write over, None where there is none. Whoever renames it first has it."""
+        try:
+            with os.scandir(str(self.folder / "used")) as entries:
+                entry = next(entries, None)
+                return Path(entry.path) if entry is not None else None
+        except OSError:
+            return None
+
+    def make_room(self) -> bool:
+        """Give the room of all used files back; whether there were any."""
+        found = False
+        for _ in range(1000):
+            path = self.used()
+            if path is None:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                found = True
+        return found
 
     def fail(self, name: str, reason: str, no_room: bool = False) -> None:
         """Tell the client why there is no dump; ``no_room``: the folder is full, no sample is to blame.

@@ -9,7 +9,7 @@ import os
 import zlib
 from concurrent.futures import Executor, wait
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -64,17 +64,22 @@ def write_whole(path: Path, pieces: List[Buffer]) -> None:
             _write_all(fd, memoryview(piece).cast("B"))
 
 
-def write_summed(path: Path, start: Callable[[str], bytes], pieces: List[Buffer], summers: Executor) -> None:
+def write_summed(
+    path: Path, start: Callable[[str], bytes], pieces: List[Buffer], summers: Executor, used: Optional[Path] = None
+) -> None:
     """As :func:`write_whole`, for data whose header holds its checksum: computed in ``summers``' threads while the data is written.
 
     ``start(crc32)`` makes the header; its length must not depend on the checksum (eight hex digits). It is written last.
+    ``used``: a file that nobody wants any more, which becomes this one. Its pages are there: a file system in memory would have to find and
+    clear new ones, a third of the time of a write.
     """
     blocks = [block for piece in pieces for block in _blocks(piece)]
     place = len(start(UNKNOWN))
     # zlib and write both let go of the interpreter's lock: neither waits for the other, nor the forward for either
     sums = [summers.submit(zlib.crc32, block) for block in blocks]
     try:
-        with _written(path) as fd:
+        with _written(path, used) as fd:
+            os.ftruncate(fd, place + sum(map(len, blocks)))  # never more than before while it is written
             os.lseek(fd, place, os.SEEK_SET)
             for block in blocks:
                 _write_all(fd, block)
@@ -93,10 +98,15 @@ def write_summed(path: Path, start: Callable[[str], bytes], pieces: List[Buffer]
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[int]:
-    """A file under a temporary name, renamed to ``path`` at the end, gone after an error."""
+def _written(path: Path, used: Optional[Path] = None) -> Iterator[int]:
+    """A file under a temporary name, renamed to ``path`` at the end, gone after an error. It is empty, or ``used`` if that is still there."""
     temporary = path.with_name(".{}.{}.tmp".format(path.name, os.getpid()))
-    fd = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    anew = os.O_TRUNC
+    if used is not None:
+        with contextlib.suppress(OSError):
+            os.replace(str(used), str(temporary))
+            anew = 0
+    fd = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | anew | os.O_CLOEXEC, 0o600)
     try:
         try:
             yield fd

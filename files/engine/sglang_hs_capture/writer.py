@@ -17,6 +17,8 @@ from .tensorfile import SUMMERS, Buffer, write_summed
 
 log = logging.getLogger("sglang_hs_capture")
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 
 @dataclass
 class Dump:
@@ -74,9 +76,14 @@ class Writer:
     def _write(self, dump: Dump) -> None:
         try:
             start, pieces = dump.pieces()
-            write_summed(dump.path, start, pieces, self._summers)
+            try:
+                write_summed(dump.path, start, pieces, self._summers, self._exchange.used())
+            except OSError as error:
+                if error.errno not in NO_ROOM or not self._exchange.make_room():
+                    raise
+                write_summed(dump.path, start, pieces, self._summers)
         except OSError as error:
-            no_room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            no_room = error.errno in NO_ROOM
             if no_room:
                 reason = "no space left in {} for the dump; free some, or lower the number of prompts in flight".format(
                     dump.path.parent

@@ -37,9 +37,10 @@ class Exchange:
         self._clear()
 
     def _clear(self) -> None:
-        for name in ("want", "done", "failed"):
-            for entry in list((self.folder / name).iterdir()):
-                remove(entry)
+        for name in ("want", "done", "used", "failed"):
+            with contextlib.suppress(FileNotFoundError):
+                for entry in list((self.folder / name).iterdir()):
+                    remove(entry)
         remove(self.folder / "every_rank")
 
     def close(self) -> None:
@@ -147,6 +148,11 @@ class Exchange:
         info = os.statvfs(str(self.folder))
         full = info.f_bavail * info.f_frsize < NO_ROOM or info.f_files and not info.f_favail
         return "no space left in the dump folder {}".format(self.folder) if full else None
+
+    def hand_back(self, name: str) -> None:
+        """The sample is in its place: the capture may write the next dump over this one. Where it was moved there is nothing to hand back."""
+        with contextlib.suppress(OSError):
+            os.replace(*("{}/{}/{}.safetensors".format(self.folder, part, name) for part in ("done", "used")))
 
     def forget(self, name: str) -> None:
         """Remove the wish and whatever came of it."""

@@ -262,6 +262,7 @@ class Extraction:
                 if self._stop.wait(min(0.25 * 2**attempt, 10.0)):
                     return  # stays pending
             else:
+                self.exchange.hand_back(name)
                 self._accepted(row, name, file, size, total, attempt, norms)
                 return
         self._give_up(row, name, fault, attempt)
