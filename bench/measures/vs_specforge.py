@@ -4,7 +4,8 @@ The whole path: from the forward's tensors (2,048 tokens, three boundaries and t
 their place on the same disk, its cache flushed on both sides. SpecForge 0.2.0 (its package from PyPI, unchanged) puts each sample into its
 `SharedDirFeatureStore`: `torch.save` and a rename, by as many threads as our client has here. Its preparation script, which does the same
 inside its own copy of the engine, is no part of the package and was not run. Ours is the capture's hooks and writer, and
-the client's verification: two checksums, every value looked at, the copy read back, fsync, sha256. SpecForge's path has none of these.
+the client's verification: two checksums, every value looked at, every byte read again where it stays, fsync, sha256.
+SpecForge's path has none of these.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from bench.frame import Clock, Figure, Goal, Place, filesystem, rounds
+from bench.frame import Figure, Place
 
 PYTHON = "engine"
 ORDER = 40
-COUNT = 8
-REPEATS = 5
 
 LIMIT = """
 Processor time, on a machine of two cores: the note has what a sample takes of it on either side. Ours computes two CRC-32 and a sha256,
@@ -51,7 +50,7 @@ def run(place: Place) -> Iterator[Figure]:
 
             with ThreadPoolExecutor(paths.WORKERS) as pool:
                 jobs = []
-                for idx in range(COUNT):
+                for idx in range(paths.COUNT):
                     ids = torch.tensor(forward.ids(idx))
                     tensors = {
                         "input_ids": ids,
@@ -65,16 +64,7 @@ def run(place: Place) -> Iterator[Figure]:
                     job.result()
 
         took = paths.durable(place.disk, work)
-        paths.clean(place.memory, place.disk / "work", COUNT, forward.size)
+        paths.clean(place.disk / "work", paths.COUNT, forward.size)
         return took
 
-    def mine() -> float:
-        (place.disk / "work").mkdir(exist_ok=True)
-        return paths.ours(forward, COUNT, place.memory, place.disk / "work")
-
-    clocks = Clock(), Clock()
-    ours, others = rounds(REPEATS, clocks[0].around(mine), clocks[1].around(theirs))
-    note = "processor time of a sample: {:.2f} s against {:.2f} s".format(*(clock.each(COUNT) for clock in clocks))
-    rate, other = ([COUNT * forward.size / 1e9 / took for took in side] for side in (ours, others))
-    told = f"SpecForge 0.2.0's store, to {filesystem(place.disk)}"
-    yield place.ratio("vs_specforge", "GB/s", rate, other, Goal("at least", 1.0), told, note=note)
+    yield from paths.against(place, "SpecForge 0.2.0's store", forward, theirs)

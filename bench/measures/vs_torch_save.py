@@ -1,7 +1,8 @@
 """The dump against what was done by hand: four `torch.save` in the forward, and a marker file.
 
 Both are given the same states of 2,048 tokens (three boundaries and the final state of 7,168 in bfloat16) in the same hooks, and write
-to memory. Ours are taken away between two rounds as the client does it: the next dump is written over one that was taken. *In the forward*: how long the hooks keep the forward, against four plain copies of the same tensors: it waits for nothing else. *By hand,
+to memory. Ours are taken away between two rounds as the client does it: the next dump is written over one that was taken.
+*In the forward*: how long the hooks keep the forward, against four plain copies of the same tensors: it waits for nothing else. *By hand,
 in the forward*: the same against four `torch.save`. *End to end*: from the first hook to the last readable dump, eight forwards one after
 the other that compute nothing.
 """

@@ -12,12 +12,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from bench.frame import Clock, Figure, Goal, Place, filesystem, rounds
+from bench.frame import Figure, Place
 
 PYTHON = "engine"
 ORDER = 50
-COUNT = 8
-REPEATS = 5
 
 LIMIT = """
 Processor time, on a machine of two cores: the note has what a sample takes of it on either side. Ours computes two CRC-32 and a sha256,
@@ -68,7 +66,7 @@ def run(place: Place) -> Iterator[Figure]:
                     os.replace(path, folder / f"hs_{idx}.safetensors")
 
                 jobs = []
-                for idx in range(COUNT):
+                for idx in range(paths.COUNT):
                     ids = forward.ids(idx)
                     states = connector.extract_from_kv_cache(cache, slots, forward.tokens)
                     path = str(folder / f"{idx}.safetensors")
@@ -81,16 +79,7 @@ def run(place: Place) -> Iterator[Figure]:
                     job.result()
 
         took = paths.durable(place.disk, work)
-        paths.clean(place.memory, folder, COUNT, forward.size)
+        paths.clean(folder, paths.COUNT, forward.size)
         return took
 
-    def mine() -> float:
-        (place.disk / "work").mkdir(exist_ok=True)
-        return paths.ours(forward, COUNT, place.memory, place.disk / "work")
-
-    clocks = Clock(), Clock()
-    ours, others = rounds(REPEATS, clocks[0].around(mine), clocks[1].around(theirs))
-    note = "processor time of a sample: {:.2f} s against {:.2f} s".format(*(clock.each(COUNT) for clock in clocks))
-    rate, other = ([COUNT * forward.size / 1e9 / took for took in side] for side in (ours, others))
-    told = f"vLLM {vllm_connector.RELEASE}'s connector, to {filesystem(place.disk)}"
-    yield place.ratio("vs_vllm_writer", "GB/s", rate, other, Goal("at least", 1.0), told, note=note)
+    yield from paths.against(place, f"vLLM {vllm_connector.RELEASE}'s connector", forward, theirs)
