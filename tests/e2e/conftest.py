@@ -11,8 +11,8 @@ from local_host import FORMATS, Host, end_host, make_host
 
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """Tensor parallel 1."""
-    host = make_host(tmp_path_factory.mktemp("host"), 1)
+    """Tensor parallel 1. Started many times, so by fork; the other hosts, molecule and the demo start their servers as production does."""
+    host = make_host(tmp_path_factory.mktemp("host"), 1, fork="1")
     yield host
     end_host(host)
 

@@ -69,6 +69,7 @@ class Host:
     tp: int
     port: int = field(default_factory=free_ports)
     release: str = ""  # of SGLang; empty: the local engine's own
+    fork: str = ""  # "1": its servers' processes by fork, half of a start's processor time (standins/_forked.py)
 
     @property
     def env(self) -> dict[str, str]:
@@ -84,6 +85,7 @@ class Host:
             "HS_LOCAL_PORT": str(self.port),
             "HS_LOCAL_TP": str(self.tp),
             "HS_LOCAL_RELEASE": self.release,
+            "SGL_CPU_FORK": self.fork,
         }
 
     def command(self, book: str, *words: str, inventory: str = "local") -> list[str]:
@@ -242,8 +244,8 @@ def run_in_the_engines_python(host: Host, folder: str, patience: float) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-def make_host(folder: Path, tp: int, release: str = "") -> Host:
-    host = Host(folder, tp, release=release)
+def make_host(folder: Path, tp: int, release: str = "", fork: str = "") -> Host:
+    host = Host(folder, tp, release=release, fork=fork)
     (folder / "home").mkdir()
     built = host.play("local_engine")
     assert built.code == 0, built.out
