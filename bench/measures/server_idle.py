@@ -15,6 +15,7 @@ from bench.frame import Figure, Goal, Place
 PYTHON = "controller"
 ORDER = 60
 COUNT = 1000
+SHORTEST = 64  # tokens; a shorter forward is one of the server's own looks at its health
 PARTS = 10
 
 
@@ -25,13 +26,14 @@ def run(place: Place) -> Iterator[Figure]:
     with servers.engine(place.disk / "engine") as (python, lib):
         side = servers.Server(place.disk / "run", python, lib)
         with side.serving():
-            servers.write_dataset(side.dataset, servers.prompts(COUNT, 64, 512))
+            servers.write_dataset(side.dataset, servers.prompts(COUNT, SHORTEST, 512))
             mark = side.mark()
             client = side.begin()
             ended = side.end(client, patience=600)
             if ended.code != 0 or len(side.files()) != COUNT:
                 raise RuntimeError(f"the client ended with {ended.code}: {ended.out[-2000:]}")
-            forwards, idle = side.forwards(mark), side.idle(mark)
+            forwards = [forward for forward in side.forwards(mark) if forward.tokens >= SHORTEST]
+            idle = side.idle(mark)
     if len(forwards) != COUNT:
         raise RuntimeError(f"{len(forwards)} forwards for {COUNT} prompts")
     step = COUNT // PARTS
