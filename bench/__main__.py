@@ -104,15 +104,15 @@ def main() -> int:
     failed = []
     try:
         with folders(options.disk) as (disk, memory):
-            for key in options.keys or known:
+            for key, parts in report.runs(options.keys or list(known)).items():
                 began = time.monotonic()
-                print(f"{key} ...", file=sys.stderr, flush=True)
+                print(f"{' and '.join(parts)} ...", file=sys.stderr, flush=True)
                 figures = measure(key, known[key].PYTHON, disk, memory)
                 print(f"{key}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
                 if figures is None:
-                    failed.append(key)
+                    failed += parts
                 else:
-                    found[key] = figures
+                    found.update((part, [row for row in figures if report.key_of(row) == part]) for part in parts)
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return 130

@@ -5,6 +5,7 @@ A measurement is one file in bench/measures. Its docstring is its explanation in
     PYTHON   "controller" or "engine": who runs it
     ORDER    its place in the table
     run      ``run(place)`` yields Figures; a figure's name is the file's, or begins with it and a comma
+    WITH     instead of PYTHON and run: the measurement in whose run this one's figures come about, too
     LIMIT    what keeps a figure from its goal, with the proof, where one is missed (optional)
 
 Whatever else it needs it imports in ``run``: the file itself is read by the controller's Python, which has no torch.
@@ -79,6 +80,10 @@ class Place:
     def command(self) -> str:
         """How to measure this again."""
         return f"make bench ONLY={self.key}"
+
+    def also(self, key: str) -> Place:
+        """The same place, for the figures of a measurement that is made WITH this one."""
+        return Place(key, self.disk, self.memory)
 
     def ratio(
         self,

@@ -34,6 +34,13 @@ def measures() -> dict[str, ModuleType]:
     return dict(sorted(found.items(), key=lambda item: (item[1].ORDER, item[0])))
 
 
+def runs(keys: Sequence[str]) -> dict[str, list[str]]:
+    """The measurements that must be run for ``keys``, each with those whose figures come of it."""
+    known = measures()
+    wanted = list(dict.fromkeys(getattr(known[key], "WITH", key) for key in keys))
+    return {one: [key for key, module in known.items() if getattr(module, "WITH", key) == one] for one in wanted}
+
+
 def load() -> list[Row]:
     """The last report; empty where there is none."""
     return list(json.loads(REPORT.read_text())) if REPORT.is_file() else []

@@ -82,6 +82,7 @@ def prepare(folder: Path, memory: Path, rows: int, left: int) -> None:
         "out/quarantine",
         "dump/want",
         "dump/done",
+        "dump/used",
         "dump/failed",
         "dump/attached",
         "model",
@@ -148,7 +149,7 @@ def resume(folder: Path, seconds: dict[str, float]) -> None:
     sent: list[int] = []
 
     def instead(self: Any, row: Any) -> None:
-        seconds["until the first request"] = time.monotonic() - started
+        seconds.setdefault("until the first request", time.monotonic() - started)
         sent.append(row.idx)
         self.stop(extract.Halt("stopped", "the bench has seen enough"))
 
@@ -164,8 +165,8 @@ def resume(folder: Path, seconds: dict[str, float]) -> None:
     dataset.digest = lambda path: timed(lambda: digest(path), "data set's checksum", seconds)
     made = run.Run(parse(specification(folder)))
     made.execute()
-    assert len(sent) == 1, (folder / "run/result.json").read_text()
-    assert made.tally.snapshot()["done"] == sent[0], made.tally.snapshot()
+    assert sent, (folder / "run/result.json").read_text()
+    assert made.tally.snapshot()["done"] == min(sent), made.tally.snapshot()
 
 
 def work(folder: Path, seconds: dict[str, float]) -> None:

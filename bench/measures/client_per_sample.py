@@ -9,17 +9,19 @@ but the last 1,000 are done. *Memory* is the peak of the client's process in bot
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.frame import Figure, Goal, Place
 
 PYTHON = "engine"
 ORDER = 80
 LEFT = 1000
+STARTS = 3  # of either way to start
 FEW, MANY = 1000, 1_000_000
 
 
 def run(place: Place) -> Iterator[Figure]:
-    """Few and many."""
+    """Few and many; and resume_scan, on the folder of many."""
     import shutil
 
     from bench import scale
@@ -30,6 +32,8 @@ def run(place: Place) -> Iterator[Figure]:
         folder = place.disk / str(rows)
         (place.memory / str(rows)).mkdir()
         scale.prepare(folder, place.memory / str(rows), rows, LEFT)
+        if rows == MANY:
+            yield from starts(place.also("resume_scan"), folder)
         marks, peaks[rows] = scale.measure(folder, "work")
         times = list(marks.values())
         spent[rows] = [
@@ -50,3 +54,18 @@ def run(place: Place) -> Iterator[Figure]:
         told,
     )
     yield place.ratio("client_per_sample, memory", "MB", [peaks[MANY]], [peaks[FEW]], Goal("at most", 1.2), told)
+
+
+def starts(place: Place, folder: Path) -> Iterator[Figure]:
+    """Again and again on the same folder: neither changes it."""
+    from bench import scale
+
+    looked, started = [], []
+    for _ in range(STARTS):
+        seconds, _ = scale.measure(folder, "scan")
+        if seconds["left"] != LEFT:
+            raise RuntimeError(f"{seconds['left']} samples are left")
+        looked.append(seconds["look"])
+        started.append(scale.measure(folder, "resume")[0]["until the first request"])
+    yield place.absolute("resume_scan, plan", "s", looked, Goal("at most", 5.0))
+    yield place.absolute("resume_scan, client", "s", started, Goal("at most", 5.0))

@@ -21,7 +21,7 @@ RESTORES = 5
 
 
 def run(place: Place) -> Iterator[Figure]:
-    """Both playbooks."""
+    """Both playbooks, and downtime, of the same whole runs."""
     from bench import control
 
     with control.host() as host:
@@ -40,5 +40,11 @@ def run(place: Place) -> Iterator[Figure]:
     ]
     extracted = [part.wall - part.engines for part in parts]
     yield place.absolute("control_plane, extract", "s", extracted, Goal("at most", 15.0), note="; ".join(words))
+    beyond = [part.down - part.engines for part in parts]
+    down, engines = (
+        statistics.median(values) for values in zip(*((part.down, part.engines) for part in parts), strict=True)
+    )
+    told = f"down for {down:.0f} s, of which {engines:.0f} s load and extract; both engines' ends take {ends:.1f} s of the rest"
+    yield place.also("downtime").absolute("downtime", "s", beyond, Goal("at most", 10.0), note=told)
     note = f"{len(restored[-1].tasks) - 1} tasks, {restored[-1].trips} ssh commands; {restored[-1].before:.1f} s until the first task"
     yield place.absolute("control_plane, restore", "s", [one.wall for one in restored], Goal("at most", 4.0), note=note)
