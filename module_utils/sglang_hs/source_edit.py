@@ -396,12 +396,12 @@ def _try(source: anchors.Source, variant: Dict[str, Any]) -> Tuple[List[str], Li
     problems = []
     for condition in variant.get("requires") or []:
         try:
-            anchors.find_nodes(source.tree, condition)
+            anchors.find_nodes(source, condition)
         except anchors.NoMatch as error:
             problems.append("requires {}: {}".format(anchors.describe(condition), error))
     for condition in variant.get("forbids") or []:
         with contextlib.suppress(anchors.NoMatch):
-            anchors.find_nodes(source.tree, condition)
+            anchors.find_nodes(source, condition)
             problems.append("forbids {}, which is there".format(anchors.describe(condition)))
     places = []
     for edit in variant["edits"]:

@@ -6,6 +6,8 @@ Standard library only. Nothing here writes.
 from __future__ import annotations
 
 import ast
+import functools
+import io
 import re
 import sys
 import tokenize
@@ -16,8 +18,6 @@ from .source_edit_files import EditRefused
 
 # What Python takes for the end of a line. bytes.splitlines() would do, str.splitlines() would not: it also cuts at
 # form feeds and at characters that are ordinary ones in a Latin-1 file.
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
-_TEXT_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
 BOM = b"\xef\xbb\xbf"
 
 _DEFS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -52,7 +52,8 @@ class Source:
     def __init__(self, data: bytes, path: str) -> None:
         self.data = data
         self.path = path
-        self.lines = _LINE.findall(data)
+        self._statements: Dict[ast.AST, List[ast.stmt]] = {}
+        self.lines = split_lines(data)
         self.offsets = [0]
         for line in self.lines:
             self.offsets.append(self.offsets[-1] + len(line))
@@ -68,14 +69,22 @@ class Source:
                 "Is it whole, and does the Python that runs this ({}) know its syntax? Run it with the Python that "
                 "runs the package.".format(_python()),
             ) from error
-        self.text_lines = _TEXT_LINE.findall(text)
+        self.text_lines = list(io.StringIO(text, newline=""))  # str.splitlines knows more ends than Python's sources
         bom = len(BOM) if data.startswith(BOM) else 0
-        if len(self.text_lines) != len(split_lines(data[bom:]) if bom else self.lines):  # UTF-7 spells a line end in letters
+        if len(self.text_lines) != len(
+            split_lines(data[bom:]) if bom else self.lines
+        ):  # UTF-7 spells a line end in letters
             raise EditRefused(
                 "unparsable",
                 "The line ends of {} cannot be told in its encoding {}.".format(path, self.encoding),
                 "Such a file is not supported.",
             )
+
+    def statements(self, scope: Any) -> List[ast.stmt]:
+        """Of a module, class or function of this tree, see :func:`walk_statements`: every condition of every variant asks for them."""
+        if scope not in self._statements:
+            self._statements[scope] = list(walk_statements(scope.body))
+        return self._statements[scope]
 
     def eol_at(self, offset: int) -> bytes:
         """The line end in use around an offset: of the line before it, else of the file's first line."""
@@ -114,7 +123,7 @@ def encoding_of(lines: Sequence[bytes]) -> str:
 
 def split_lines(data: bytes) -> List[bytes]:
     """Physical lines, each with its line end."""
-    return _LINE.findall(data)
+    return data.splitlines(keepends=True)
 
 
 def parse(data: bytes, path: str) -> ast.Module:
@@ -133,7 +142,7 @@ def find_place(source: Source, anchor: Dict[str, Any]) -> Place:
     Raises NoMatch, in words that complete "anchor X: ...", when the anchor does not match exactly once or when code
     there could not be reached or would share its line with other code.
     """
-    nodes = find_nodes(source.tree, anchor)
+    nodes = find_nodes(source, anchor)
     name = describe(anchor)
     if len(nodes) != 1:
         lines = ", ".join(str(_first_line(node)) for node in nodes[:5])
@@ -158,16 +167,16 @@ def find_place(source: Source, anchor: Dict[str, Any]) -> Place:
     return _place_after(source, body[-1], body[0], name)
 
 
-def find_nodes(tree: ast.Module, anchor: Dict[str, Any]) -> List[ast.AST]:
+def find_nodes(source: Source, anchor: Dict[str, Any]) -> List[ast.AST]:
     """Every node that an anchor (or a condition: an anchor without a position) matches.
 
     Raises NoMatch when a class or function on the way stands there not at all or more than once.
     """
-    scope: Any = tree
+    scope: Any = source.tree
     for key, kinds in (("class", (ast.ClassDef,)), ("function", _FUNCTIONS)):
         for name in anchor[key].split(".") if anchor.get(key) else []:
             found: List[Any] = [
-                item for item in walk_statements(scope.body) if isinstance(item, kinds) and item.name == name
+                item for item in source.statements(scope) if isinstance(item, kinds) and item.name == name
             ]
             if len(found) != 1:
                 lines = " (lines {})".format(", ".join(str(item.lineno) for item in found)) if found else ""
@@ -176,7 +185,7 @@ def find_nodes(tree: ast.Module, anchor: Dict[str, Any]) -> List[ast.AST]:
     if not anchor.get("statement"):
         return [scope]
     pattern = parse_pattern(anchor["statement"])
-    matching = [item for item in walk_statements(scope.body) if _matches(pattern, item)]
+    matching = [item for item in source.statements(scope) if _matches(pattern, item)]
     if not matching:
         raise NoMatch("no such statement")
     return list(matching)
@@ -254,6 +263,7 @@ def _cut(line: str, utf8_column: int) -> Tuple[str, str]:
 # -- statement patterns ------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)
 def parse_pattern(text: str) -> ast.stmt:
     """A pattern is one Python statement; ``...`` in it stands for any expression, or any number of them in a list.
 
