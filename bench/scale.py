@@ -27,7 +27,7 @@ from sglang_hs import dataset, plan  # noqa: E402
 from sglang_hs.manifest import Manifest  # noqa: E402
 
 HIDDEN, BOUNDARIES, VOCAB = 128, [1, 2, 4], 1 << 20
-PARTS = ("scan", "resume", "work")
+PARTS = ("scan", "resume", "work", "bare")
 TOKENS = 8
 
 
@@ -189,6 +189,51 @@ def work(folder: Path, seconds: dict[str, float]) -> None:
     seconds.update((str(index), marks[index]) for index in range(99, len(marks), 100))
 
 
+def bare(folder: Path, seconds: dict[str, float]) -> None:
+    """What no client could do without, with nothing around it, in one thread: a wish, a request of http.client, a durable copy, a look at each byte of it,
+    its name, the dump's end, and a row of a book. Notes the processor time at every hundredth sample."""
+    import hashlib
+    import http.client
+    import os
+    import shutil
+    import sqlite3
+    import urllib.parse
+    import zlib
+
+    place = folder / "bare"
+    place.mkdir()
+    book = sqlite3.connect(str(folder / "bare.sqlite"))
+    book.execute("CREATE TABLE samples (idx INTEGER PRIMARY KEY, file TEXT, sha256 TEXT)")
+    with quick_server(folder / "dump") as url:
+        where = urllib.parse.urlsplit(url).netloc
+        for number in range(1000):
+            ids = [VOCAB - 1 - number, *tokens(0)[1:]]
+            name = dataset.sequence_name(ids)
+            (folder / "dump/want" / name).touch()
+            connection = http.client.HTTPConnection(where)
+            connection.request(
+                "POST", "/generate", json.dumps({"input_ids": ids}), {"Content-Type": "application/json"}
+            )
+            json.loads(connection.getresponse().read())
+            connection.close()
+            dump, part, final = folder / f"dump/done/{name}.safetensors", place / f".{number}", place / str(number)
+            shutil.copyfile(dump, part)
+            with part.open("rb") as handle:
+                data = handle.read()
+                sums = hashlib.sha256(data).hexdigest(), zlib.crc32(data)
+                os.fsync(handle.fileno())
+            os.replace(part, final)
+            there = os.open(place, os.O_RDONLY)
+            os.fsync(there)
+            os.close(there)
+            os.unlink(dump)
+            os.unlink(folder / "dump/want" / name)
+            book.execute("INSERT INTO samples VALUES (?, ?, ?)", (number, str(final), sums[0]))
+            if number % 100 == 99:
+                book.commit()
+                seconds[str(number)] = time.process_time()
+
+
 @contextlib.contextmanager
 def quick_server(dumps: Path) -> Iterator[str]:
     """A process that answers like SGLang and writes the wished dump, at once: the time of this process is the client's alone."""
@@ -264,7 +309,7 @@ def main() -> int:
         serve(options.folder)
         return 0
     seconds: dict[str, float] = {}
-    {"scan": scan, "resume": resume, "work": work}[options.part](options.folder, seconds)
+    {"scan": scan, "resume": resume, "work": work, "bare": bare}[options.part](options.folder, seconds)
     print(json.dumps([seconds, peak_memory()]))
     return 0
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from .checkpoint import Checkpoint
-from .dumpfile import Expected, check_data, check_header, prompts_in_forward
+from .dumpfile import Expected, check_data, check_header, prompts_in_forward, read_header
 from .exchange import Exchange
 from .faults import CanaryRefused, SampleFault
 from .server import Server
@@ -290,7 +290,7 @@ class Canary:
             self.exchange.wish(name)
             self._ask(name, ids, 0)
             path = self.exchange.wait(name, self.spec.dump_wait_s)
-            prompts = prompts_in_forward(path)
+            prompts = prompts_in_forward(read_header(path))
             again = self._take(path, name, ids)["hidden_states"]
         except SampleFault as fault:
             raise self._refuse(

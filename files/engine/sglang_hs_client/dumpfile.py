@@ -75,9 +75,9 @@ def read_header(path: Path) -> Header:
     return Header(document, metadata, 8 + length, size)
 
 
-def prompts_in_forward(path: Path) -> int:
-    """How many prompts shared the forward that this dump comes from; SampleFault where the file is not whole."""
-    return max(int(read_header(path).metadata.get("prompts", "1")), 1)
+def prompts_in_forward(header: Header) -> int:
+    """How many prompts shared the forward that a dump of this header comes from."""
+    return max(int(header.metadata.get("prompts", "1")), 1)
 
 
 def _check_header_crc(length: int, text: bytes, metadata: Dict[str, str]) -> None:

@@ -8,14 +8,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import Dict, Iterable, List, Optional
 
 from sglang_hs.dataset import Row
 from sglang_hs.manifest import DONE, FAILED, PENDING, Manifest, Sample
 from sglang_hs.moving import Mover, remove
 from sglang_hs.plan import MOVERS
 
-from .dumpfile import Expected, check_data, check_header, prompts_in_forward
+from .dumpfile import Expected, Header, check_data, check_header, prompts_in_forward
 from .exchange import Exchange
 from .faults import NoRoom, OutputFault, SampleFault, ServerGone
 from .gate import Gate
@@ -253,8 +253,7 @@ class Extraction:
         for attempt in range(1, self.spec.retries + 2):
             try:
                 dump = self._fetch(row, name, attempt)
-                norms = measure(dump)
-                file, size, total = self.output.accept(dump, row.idx, row.input_ids, name, self.expected)
+                file, header, total = self.output.accept(dump, row.idx, row.input_ids, name, self.expected)
             except SampleFault as error:
                 fault = error
                 if fault.fatal or attempt > self.spec.retries:
@@ -263,7 +262,8 @@ class Extraction:
                     return  # stays pending
             else:
                 self.exchange.hand_back(name)
-                self._accepted(row, name, file, size, total, attempt, norms)
+                self.tally.add(forwards=1 / prompts_in_forward(header))
+                self._accepted(row, name, file, header, total, attempt)
                 return
         self._give_up(row, name, fault, attempt)
 
@@ -278,7 +278,7 @@ class Extraction:
         except (SampleFault, OSError):
             return False
         self.output.release(row.idx)
-        self._accepted(row, name, file_name(row.idx), header.size, total, 0, measure(path))
+        self._accepted(row, name, file_name(row.idx), header, total, 0)
         return True
 
     def _fetch(self, row: Row, name: str, attempt: int) -> Path:
@@ -303,7 +303,6 @@ class Extraction:
                     self.exchange.forget(name)
                     continue
                 self._no_room = None
-                self.tally.add(forwards=1 / prompts_in_forward(dump))
                 return dump
 
     def _wait_out(self) -> None:
@@ -331,11 +330,11 @@ class Extraction:
         row: Row,
         name: str,
         file: str,
-        size: int,
+        header: Header,
         total: str,
         attempt: int,
-        norms: Optional[Sequence[float]] = None,
     ) -> None:
+        size, norms = header.size, measure(self.output.folder / file, header)
         self.manifest.done(row.idx, file, size, total, attempt, norms)
         self.tally.add(done=1, tokens_done=len(row.input_ids), bytes_done=size)
         while True:

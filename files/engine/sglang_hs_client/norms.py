@@ -12,7 +12,7 @@ from typing import List, Optional
 
 import torch
 
-from .dumpfile import TYPES, read_header
+from .dumpfile import TYPES, Header
 
 ROWS_PER, MOST_ROWS = 64, 8
 
@@ -23,15 +23,14 @@ def chosen(length: int) -> List[int]:
     return [(2 * part + 1) * length // (2 * count) for part in range(count)]
 
 
-def measure(dump: Path) -> Optional[List[float]]:
+def measure(sample: Path, header: Header) -> Optional[List[float]]:
     """Mean L2 norm of the chosen rows, one number a state: the boundaries, the final state, and the post-norm one where both are there.
 
-    None where the file cannot be read (whoever accepts it says so); SampleFault where it is no whole dump.
+    None where the file cannot be read.
     """
     try:
-        header = read_header(dump)
         found: List[float] = []
-        fd = os.open(str(dump), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(str(sample), os.O_RDONLY | os.O_CLOEXEC)
         try:
             for name in ("hidden_states", "final_post_norm"):
                 entry = header.tensors.get(name)

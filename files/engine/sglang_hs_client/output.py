@@ -26,7 +26,7 @@ except ImportError:
 
 from sglang_hs.fsio import sync_folder, write_json
 
-from .dumpfile import Expected, check_data, check_header, same_bytes
+from .dumpfile import Expected, Header, check_data, check_header, same_bytes
 from .exchange import lock, remove
 from .faults import OutputFault, SampleFault
 
@@ -80,8 +80,8 @@ class Output:
             os.close(self._lock)
             self._lock = -1
 
-    def accept(self, dump: Path, idx: int, ids: List[int], name: str, expected: Expected) -> Tuple[str, int, str]:
-        """Verify ``dump`` and move it to its final place, durable before it is seen. Returns (file, bytes, sha256)."""
+    def accept(self, dump: Path, idx: int, ids: List[int], name: str, expected: Expected) -> Tuple[str, Header, str]:
+        """Verify ``dump`` and move it to its final place, durable before it is seen. Returns (file, its header, sha256)."""
         final = self.folder / file_name(idx)
         part = final.with_name(".{}.part".format(final.name))
         try:
@@ -115,7 +115,7 @@ class Output:
         except OSError as error:
             raise self.fault(error) from error
         self.release(idx)
-        return file_name(idx), header.size, total
+        return file_name(idx), header, total
 
     def release(self, idx: int) -> None:
         """The sample is there now: what an earlier attempt left in quarantine is of no use any more."""
