@@ -74,14 +74,14 @@ def table(options: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def walk(tasks: list[dict[str, Any]], above: frozenset[str] = frozenset()) -> Iterator[tuple[str, str, frozenset[str]]]:
-    """(role, entry point, tags) of every import_role below ``tasks``."""
+    """(role, entry point, tags) of every import_role and include_role below ``tasks``."""
     for task in tasks:
         words = task.get("tags", [])
         tags = above | frozenset([words] if isinstance(words, str) else words)
         for key in ("block", "rescue", "always"):
             yield from walk(task.get(key, []), tags)
-        if "ansible.builtin.import_role" in task:
-            given = task["ansible.builtin.import_role"]
+        given = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")
+        if given:
             yield given["name"], given.get("tasks_from", "main"), tags
 
 

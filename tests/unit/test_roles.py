@@ -44,7 +44,10 @@ def test_every_readme_says_idempotent_atomic_reversible(role: str) -> None:
 
 
 def test_what_serves_the_restore_is_imported_never_included() -> None:
-    for path in [*(REPO / "playbooks").glob("*.yml"), *(REPO / "roles").glob("*/tasks/*.yml")]:
+    """What is included is read when its turn comes: too late where the project's folder was changed or lost meanwhile."""
+    outside = {"divide.yml", "catalogue.yml"}  # before anything is touched, and after production is back
+    playbooks = [path for path in (REPO / "playbooks").glob("*.yml") if path.name not in outside]
+    for path in [*playbooks, *(REPO / "roles").glob("*/tasks/*.yml")]:
         assert not re.search(r"\binclude_(role|tasks|vars)\b", path.read_text()), path
 
 
