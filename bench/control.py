@@ -111,13 +111,14 @@ class Played:
 class Parts:
     """Seconds of a whole run: wall (the playbook), down (production's first SIGTERM until it was seen to answer), load (the extraction
     server's start, until it says that it is ready), data (the client's life), production (production's start, until it says so),
-    ends (both engines' ends, from SIGTERM until nothing is left). trips: ssh programs started; tasks: begun."""
+    stop (production's end, from SIGTERM until nothing is left of it). ends (both engines' ends). trips: ssh programs started; tasks: begun."""
 
     wall: float
     down: float
     load: float
     data: float
     production: float
+    stop: float
     ends: float
     trips: int
     tasks: int
@@ -183,12 +184,14 @@ def extraction(host: Host) -> Parts:
     if ready.at is None or answered < at["restore: start production", "begun"]:
         raise RuntimeError("an engine never said that it is ready")
     ends = sum(at[step, "done"] - at[step, "begun"] for step in ("stop", "restore: stop extraction"))
+    stop = at["stop", "done"] - at["stop", "begun"]
     return Parts(
         wall=played.wall,
         down=at["restore: check production", "done"] - at["stop", "begun"],
         load=ready.at - at["launch", "begun"],
         data=(folder / "result.json").stat().st_mtime - at["extract", "begun"],
         production=answered - at["restore: start production", "begun"],
+        stop=stop,
         ends=ends,
         trips=played.trips,
         tasks=len(played.tasks) - 1,

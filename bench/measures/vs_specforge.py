@@ -18,13 +18,6 @@ from bench.frame import Figure, Place
 PYTHON = "engine"
 ORDER = 40
 
-LIMIT = """
-Processor time, on a machine of two cores: the note has what a sample takes of it on either side. Ours computes two CRC-32 and a sha256,
-looks at every value
-and reads the copy back; without these nobody would notice a changed bit. With more cores than two (the client works on as many samples
-at once as it has prompts in flight), or a disk slower than that, both sides wait for the disk.
-"""
-
 
 def run(place: Place) -> Iterator[Figure]:
     """Both, in turns."""
