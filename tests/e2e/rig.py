@@ -387,7 +387,7 @@ class Rig:
         known |= {"data-00000-of-00001.arrow", "dataset_info.json", "state.json"}
         assert set(os.listdir(self.output)) <= known, os.listdir(self.output)
         assert os.listdir(self.output / "quarantine") == []
-        for name in ("want", "done", "failed"):
+        for name in ("want", "done", "used", "failed"):
             left = os.listdir(self.dumps / name) if (self.dumps / name).is_dir() else []
             assert left == [], (name, left)
 

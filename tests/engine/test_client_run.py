@@ -90,7 +90,7 @@ class Setup:
         for sample in book.samples():
             assert sample.file is not None and dumpfile.file_sha256(self.output / sample.file) == sample.sha256
         book.close()
-        for name in ("want", "done", "failed"):
+        for name in ("want", "done", "used", "failed"):
             assert os.listdir(str(self.engine.dump / name)) == []
 
 

@@ -152,7 +152,7 @@ def test_a_missing_key_is_named() -> None:
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
-    for name in ("attached", "want", "done", "failed"):
+    for name in ("attached", "want", "done", "used", "failed"):
         (tmp_path / name).mkdir()
     return tmp_path
 
@@ -189,7 +189,7 @@ def test_one_client_at_a_time_and_leftovers_go(dump: Path) -> None:
         (dump / name).touch()
     first, second = Exchange(dump), Exchange(dump)
     first.open()
-    assert [os.listdir(str(dump / name)) for name in ("want", "done", "failed")] == [[], [], []]
+    assert [os.listdir(str(dump / name)) for name in ("want", "done", "used", "failed")] == [[], [], [], []]
     assert not (dump / "every_rank").exists()
     with pytest.raises(HsError, match="another client is at work"):
         second.open()
@@ -217,3 +217,7 @@ def test_waiting_ends_with_the_dump_or_a_reason(dump: Path) -> None:
     assert exchange.wait("a" * 64, 5) == path
     exchange.forget("a" * 64)
     assert os.listdir(str(dump / "want")) == os.listdir(str(dump / "done")) == []
+    path.touch()
+    exchange.hand_back("a" * 64)
+    exchange.hand_back("a" * 64)  # one that was moved, not copied, is not there any more
+    assert os.listdir(str(dump / "done")) == [] and os.listdir(str(dump / "used")) == ["a" * 64 + ".safetensors"]
