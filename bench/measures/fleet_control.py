@@ -1,14 +1,16 @@
 """What the playbooks take by themselves on eight hosts, against one: `extract.yml --check`, which plays each of its steps on every host.
 
-Eight real systemd hosts over real ssh, each with a real SGLang as its production, one data set divided among them. A check runs every step
-without its change: looks at the host, scans the data set, tries the edit, begins no run. So neither an engine's loading nor the data is in it. The eight
-hosts' modules run on this machine's processors too, which no fleet has its controller do: the note has what of the time that is.
+Eight real systemd hosts over real ssh, one data set divided among them. A check runs every step without its change: looks at the host, scans the data set,
+tries the edit, begins no run. So neither an engine's loading nor the data is in it, and production is down on purpose (`hs_production_expected: stopped`):
+eight idle servers would take this machine's processors. The eight hosts' modules run on these too, which no fleet has its controller do: the note has what
+of the time that is.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +23,7 @@ PYTHON = "controller"
 ORDER = 155
 HOSTS = {f"hs-many-{number}": 90 + number for number in range(1, 9)}
 REPEATS = 3
+OFF = "systemctl disable --now sglang.service"
 LIMIT = """
 Processors: eight hosts' modules and one controller share this machine's two. The note has the processor time of the hosts in a run of eight; without what
 the other seven take of it the ratio is the last number there. What then is left is the controller's own: a process for each task and host, at about the
@@ -33,17 +36,25 @@ def run(place: Place) -> Iterator[Figure]:
     sys.path.insert(0, str(ROOT))
     from tests.fleet_rig import FleetRig
 
-    os.environ["SGL_CPU_FORK"] = "1"  # the productions' starts are not measured
+    os.environ["SGL_CPU_FORK"] = "1"  # the engines' starts are not measured
     # the path of an ssh control socket has at most 108 characters
     with tempfile.TemporaryDirectory(prefix="hs-", dir="/tmp") as folder:
         fleet = FleetRig(HOSTS, Path(folder), Path(os.environ["HS_CACHE"]))
         try:
             fleet.up(rows=64)
+            words = [str(Path(sys.executable).with_name("ansible")), "sglang", "-i", str(fleet.folder / "inventory")]
+            subprocess.run(
+                [*words, "-m", "ansible.builtin.command", "-a", OFF],
+                env=fleet.env,
+                cwd=ROOT,
+                check=True,
+                capture_output=True,
+            )
 
             def look(*words: str) -> tuple[float, float, float]:
                 """Seconds, processor seconds of the controller, and of all others."""
                 watch, before, began = Watch(), resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-                code, out = fleet.play("extract", "--check", *words)
+                code, out = fleet.play("extract", "--check", *words, hs_production_expected="stopped")
                 took, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
                 if code:
                     raise RuntimeError(f"extract.yml --check ended with {code}: {out[-4000:]}")

@@ -16,7 +16,7 @@ from bench.frame import Figure, Goal, Place
 
 PYTHON = "controller"
 ORDER = 20
-ROUNDS = {"tiny": 16, "7168 wide": 8}  # a forward of the wide one takes over a second
+ROUNDS = {"tiny": 12, "7168 wide": 6}  # a forward of the wide one takes over a second
 PROMPTS = 3  # a round and side
 TOKENS = 512
 
