@@ -17,6 +17,10 @@ from typing import Any
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "tests"))
+
+import far as remotes  # noqa: E402
+
 TEXT = '{"input_ids": [1, 2]}\n'
 PLAY = """\
 - hosts: all
@@ -130,3 +134,25 @@ def test_a_folder_is_there_under_its_own_name(tmp_path: Path) -> None:
     code, out = play(tmp_path, str(tmp_path / "set"), hs_dataset=str(tmp_path / "host/set"))
     assert code == 0, out
     assert [path.name for path in (tmp_path / "host/set").iterdir()] == ["part-0.parquet"]
+
+
+def test_from_a_remote_once_and_only_with_its_sha256(tmp_path: Path) -> None:
+    right, text = hashlib.sha256(TEXT.encode()).hexdigest(), "{}"
+    far = remotes.Far(tmp_path / "remote", "webdav")
+    rclone = {"hs_dataset_rclone": str(far.rclone), "hs_dataset_rclone_config": str(far.config)}
+    code, out = play(tmp_path, "far:sets/set.jsonl", **rclone)
+    assert code == 2 and "is no sha256" in out
+    code, out = play(tmp_path, "far:sets/set.jsonl", right, **rclone)  # the server does not run
+    assert code == 2 and "has the sha256 of no file" in out and "rclone said: " in out and "connection refused" in out
+    (far.root / "sets").mkdir()
+    (far.root / "sets/set.jsonl").write_text(TEXT)
+    (far.root / "other").mkdir()
+    (far.root / "other/set.jsonl").write_text(text)
+    with far.serving():
+        code, out = play(tmp_path, "far:other/set.jsonl", right, **rclone)
+        assert code == 2 and hashlib.sha256(text.encode()).hexdigest() in out and not (tmp_path / "host").exists()
+        code, out = play(tmp_path, "far:sets/set.jsonl", right.upper(), **rclone)
+        assert code == 0, out
+        assert (tmp_path / "host/set.jsonl").read_text() == (tmp_path / "fleet/set.jsonl").read_text() == TEXT
+    code, out = play(tmp_path, "far:sets/set.jsonl", right, **rclone)  # not asked again
+    assert (code, "changed=0" in out) == (0, True), out
