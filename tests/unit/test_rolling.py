@@ -191,6 +191,40 @@ def test_a_data_set_is_sent_to_several_hosts_only_to_be_divided(tmp_path: Path) 
     assert "leaves with" not in out
 
 
+@pytest.mark.parametrize(
+    ("to", "code"),
+    [
+        ("store:bucket/states", 2),
+        ("store:bucket/{{ inventory_hostname }}", 0),
+        ("/mnt/states", 0),
+        ("", 0),
+    ],
+)
+def test_two_hosts_never_move_to_one_remote(tmp_path: Path, to: str, code: int) -> None:
+    tasks = "- hosts: sglang\n  gather_facts: false\n  tasks:\n    - ansible.builtin.import_role: {name: preflight, tasks_from: remote}\n"
+    (tmp_path / "play.yml").write_text(tasks)
+    group = {"hosts": {name: {"ansible_connection": "local"} for name in "ab"}, "vars": {"hs_move_to": to}}
+    (tmp_path / "hosts.yml").write_text(json.dumps({"sglang": group}))
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "ANSIBLE_HOME": str(tmp_path),
+        "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
+    }
+    words = [
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        str(tmp_path / "play.yml"),
+        "-i",
+        str(tmp_path / "hosts.yml"),
+    ]
+    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+    out = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == code, out
+    if code:
+        assert "a and b would move their samples to the same store:bucket/states" in out
+        assert "hs_move_to: store:bucket/states/{{ inventory_hostname }}" in out
+
+
 def test_the_inventory_of_three_hosts_asks_for_what_only_an_operator_knows(tmp_path: Path) -> None:
     env = {
         **os.environ,
