@@ -180,13 +180,14 @@ def test_tags(pages: Pages) -> None:
     assert "TASK [preflight : Show the plan]" in said and "TASK [backup_and_patch : Back up" not in said
     listed = pages.good("ansible-playbook playbooks/extract.yml -i inventory/rtx6000bw --list-tags")
     page = (REPO / "docs/tags.md").read_text()
-    (play,) = yaml.safe_load((REPO / "playbooks/extract.yml").read_text())
+    _, play, _ = yaml.safe_load((REPO / "playbooks/extract.yml").read_text())  # between those that divide and merge
     checks, run = play["tasks"]
     steps = [tag for task in [checks, *run["block"]] for tag in task["tags"]]
     at_the_end = [tag for task in run["always"] for tag in task["tags"]]
     assert f"TASK TAGS: [{', '.join(sorted(set(steps)))}]" in listed
     rows = re.findall(r"(?m)^\| `(\w+)` \| ", page[: page.index("## One host")])
-    assert set(rows) == {*steps, *at_the_end} - {"always"}
+    assert set(rows) == {*steps, *at_the_end, "catalogue"} - {"always"}
+    assert "TASK TAGS: [always, catalogue]" in listed
     assert "stop_server : Stop production" in pages.good(
         "ansible-playbook playbooks/extract.yml -i inventory/rtx6000bw --list-tasks"
     )
