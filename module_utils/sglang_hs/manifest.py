@@ -485,7 +485,8 @@ class Manifest:
             self._commit_if_late()
 
     def _begin(self) -> None:
-        if self._since is None:
+        # on a full disk SQLite takes the transaction back by itself: what the crash of the docstring may lose is lost, and the next one begins
+        if self._since is None or not self._db.in_transaction:
             self._db.execute("BEGIN IMMEDIATE")
             self._since = time.monotonic()
 
@@ -497,11 +498,14 @@ class Manifest:
         """Make everything entered so far durable."""
         with self._lock:
             if self._since is not None:
-                self._db.execute("COMMIT")
+                if self._db.in_transaction:
+                    self._db.execute("COMMIT")
                 self._since = None
 
     def close(self) -> None:
-        """Commit and close."""
+        """Commit and close; it is closed also where the commit fails."""
         with self._lock:
-            self.commit()
-            self._db.close()
+            try:
+                self.commit()
+            finally:
+                self._db.close()

@@ -219,3 +219,22 @@ def test_a_book_of_before_there_were_remotes_is_read(tmp_path: Path) -> None:
     assert [file for _, file, *_ in old.done_files()] == ["f"] and old.moved_to(0) is None
     assert old.archives("moved") == [] and list(old.moved_here()) == []
     old.close()
+
+
+@pytest.mark.parametrize("pages", range(14, 40, 3))
+def test_a_disk_that_fills_in_the_middle_is_told_and_the_book_goes_on(tmp_path: Path, pages: int) -> None:
+    """SQLite takes a transaction back by itself when it finds no room: nobody may be told of that instead of the disk."""
+    manifest = book(tmp_path, lag=3600)
+    manifest.claim(IDENTITY)
+    manifest._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.Error, match="full"):
+        for idx in range(100_000):
+            manifest.add([(idx, "x" * 64, 10, None)])
+    manifest._db.execute("PRAGMA max_page_count = 100000")
+    manifest.add([(100_000, "y", 10, None)])
+    manifest.commit()
+    known = manifest.counts()["total"]
+    manifest.close()
+    again = book(tmp_path)
+    assert (again.counts()["total"], again.identity()) == (known, IDENTITY)
+    again.close()

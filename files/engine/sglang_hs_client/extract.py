@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sqlite3
 import threading
 import time
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from .exchange import Exchange
 from .faults import NoRoom, OutputFault, SampleFault, ServerGone
 from .gate import Gate
 from .norms import measure
-from .output import Output, file_name
+from .output import Output, book_fault, file_name
 from .server import Server
 from .spec import Spec
 
@@ -233,6 +234,9 @@ class Extraction:
                 self._sample(row)
             except OutputFault as fault:
                 self.stop(Halt("failed", fault.what, fault.left))
+            except sqlite3.Error as error:
+                told = book_fault(error, self.output.folder)
+                self.stop(Halt("failed", told.what, told.left))
             except ServerGone as gone:
                 self.stop(Halt("failed", str(gone), "what is done stays; the sample stays pending"))
             except Exception as error:

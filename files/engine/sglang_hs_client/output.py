@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import shutil
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -168,6 +169,18 @@ class Output:
             "the samples that are done; each is whole",
             "make room (or mend the file system) and run again: it goes on where it stopped",
         )
+
+
+def book_fault(error: sqlite3.Error, folder: Path) -> OutputFault:
+    """What an error of the book's database means to the run."""
+    full = "full" in str(error)
+    return OutputFault(
+        "the output folder {} is full: its book takes no more".format(folder)
+        if full
+        else "the book in the output folder {} takes no more: {}".format(folder, error),
+        "the samples that are done; each is whole",
+        "make room (or mend the file system) and run again: it goes on where it stopped",
+    )
 
 
 def _copy(path: Path, to: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 import signal
+import sqlite3
 import threading
 import time
 from dataclasses import asdict, replace
@@ -25,7 +26,7 @@ from .dumpfile import Expected, check_header
 from .exchange import Exchange
 from .extract import Extraction, Halt, Tally, budget_message
 from .faults import CanaryRefused, SampleFault, ServerGone
-from .output import Output, write_samples
+from .output import Output, book_fault, write_samples
 from .progress import Progress
 from .server import Server
 from .spec import Spec
@@ -65,7 +66,9 @@ class Run:
         except CanaryRefused as error:
             halt = Halt("canary_refused", error.what, error.left)
         except HsError as error:
-            halt = Halt("failed", "{}{}".format(error.what, " Next: " + error.next if error.next else ""), error.left)
+            halt = _failed(error)
+        except sqlite3.Error as error:
+            halt = _failed(book_fault(error, self.spec.output))
         except ServerGone as error:
             halt = Halt("failed", str(error), "what is done stays")
         except Exception as error:
@@ -74,8 +77,11 @@ class Run:
             if self.mover is not None:
                 self.mover.stop()  # production does not wait for a remote: playbooks/move.yml, or the next run, moves the rest
                 halt = self._tell_moved(halt)
-            if self.manifest is not None:
-                self.manifest.close()
+            try:
+                if self.manifest is not None:
+                    self.manifest.close()
+            except sqlite3.Error as error:  # what the book does not have is verified and entered by the next run
+                halt = _failed(book_fault(error, self.spec.output))
             self.exchange.close()
             self.output.close()
         self.progress.phase("done", halt.message)
@@ -425,3 +431,7 @@ def _of_state(manifest: Manifest, state: str) -> Callable[[int], bool]:
         return following == idx
 
     return is_so
+
+
+def _failed(error: HsError) -> Halt:
+    return Halt("failed", "{}{}".format(error.what, " Next: " + error.next if error.next else ""), error.left)
