@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from local_host import Host
 from test_2_story import count, samples_equal_hugging_face
 
@@ -18,6 +19,7 @@ def test_extract_at_tensor_parallel_2(host_tp2: Host) -> None:
     samples_equal_hugging_face(host_tp2)
 
 
+@pytest.mark.long  # at one rank in test_2_story, and two ranks' captures of one forward in tests/engine
 def test_prompts_that_share_a_forward_at_tensor_parallel_2_in_both_final_states(host_tp2: Host) -> None:
     host_tp2.forget_samples()
     before = host_tp2.signature()

@@ -238,6 +238,7 @@ def archives(host: Host, finished: Path, tmp_path_factory: pytest.TempPathFactor
     return place
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", list(ARCHIVES))
 def test_the_trainers_read_archives_in_place(host: Host, archives: Path, reader: str, tmp_path: Path) -> None:
     told = judged(reader, host.finished, archives, DATASET, tmp_path / "printed.py")
@@ -245,6 +246,7 @@ def test_the_trainers_read_archives_in_place(host: Host, archives: Path, reader:
     assert "the printed commands run" in told
 
 
+@pytest.mark.long
 def test_an_export_reads_archives_too(host: Host, archives: Path, tmp_path: Path) -> None:
     """The same bytes as from the single files."""
     for name, folder in (("single", host.finished), ("archived", archives)):

@@ -19,7 +19,7 @@ import pytest
 from local_host import CACHE, REPO
 
 sys.path.insert(0, str(REPO))
-from tests.campaign.faults.cell import play
+from tests.campaign.faults.cell import SETTINGS, play
 from tests.campaign.faults.faults import FAULTS
 from tests.campaign.faults.host import RIG, FaultHost
 from tests.campaign.faults.moments import STEPS
@@ -54,6 +54,9 @@ class Sample:
     """The runs of :data:`PLANS`, played on two hosts at once: most of their time is waiting."""
 
     def __init__(self) -> None:
+        SETTINGS["hs_launch_timeout"] = (
+            120  # a launch that nobody watches any more is waited for so long; seven hosts at once need more
+        )
         self.todo: queue.Queue[str] = queue.Queue()
         for plan in PLANS:
             self.todo.put(plan)
