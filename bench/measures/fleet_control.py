@@ -23,6 +23,12 @@ PYTHON = "controller"
 ORDER = 155
 HOSTS = {f"hs-many-{number}": 90 + number for number in range(1, 9)}
 REPEATS = 3
+# whose command no run on these hosts has seen
+DOWN = {
+    "hs_production_expected": "stopped",
+    "hs_production_argv": "{{ [engine_python] + engine_argv }}",
+    "hs_extraction_env": "{{ engine_env }}",
+}
 OFF = "systemctl disable --now sglang.service"
 LIMIT = """
 Processors: eight hosts' modules and one controller share this machine's two. The note has the processor time of the hosts in a run of eight; without what
@@ -54,7 +60,7 @@ def run(place: Place) -> Iterator[Figure]:
             def look(*words: str) -> tuple[float, float, float]:
                 """Seconds, processor seconds of the controller, and of all others."""
                 watch, before, began = Watch(), resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-                code, out = fleet.play("extract", "--check", *words, hs_production_expected="stopped")
+                code, out = fleet.play("extract", "--check", *words, **DOWN)
                 took, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
                 if code:
                     raise RuntimeError(f"extract.yml --check ended with {code}: {out[-4000:]}")
