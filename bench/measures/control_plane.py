@@ -19,7 +19,7 @@ ORDER = 120
 RUNS = 3
 LIMIT = """
 Production's own end. SGLang looks every five seconds whether it was told to end (`sigterm_watchdog`), and takes its processes down after that; it is not
-killed before, for whoever still waits for an answer from it. The note has what that takes, and the figure without it. The rest are
+killed before, for whoever still waits for an answer from it. The note has what the engines' ends take. The rest are
 the ssh commands that it counts, nearly all of each the start of Python and of Ansible's module code on the host.
 """
 RESTORES = 5
