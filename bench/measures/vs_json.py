@@ -18,9 +18,9 @@ PYTHON = "controller"
 ORDER = 25
 TOKENS, PROMPTS = 512, 5
 LIMIT = """
-What JSON does not bring: it hands over one state of a token, the capture four, so for the same states it would take about four times as long (SGLang cannot
-be asked for the others). And its numbers are neither checked nor durable, while ours ends with two checksums, a look at every value, and a file and a folder synced to the
-disk: what remains of ours is mostly that, see vs_specforge for the rate of it.
+What JSON does not bring: it hands over one state of a token, the capture four, so for the same states it would take about four times as long
+(SGLang cannot be asked for the others). And its numbers are neither checked nor durable, while ours ends with two checksums, a look at every value,
+and a file and a folder synced to the disk: what remains of ours is mostly that, see vs_specforge for the rate of it.
 """
 
 
