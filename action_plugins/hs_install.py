@@ -1,11 +1,15 @@
-"""Action: send the restore program and the engine-side packages to the host as one archive, and have it unpacked there."""
+"""Action: send the restore program and the engine-side packages to the host within the module's own call, and have them unpacked there.
+
+Within it: a file would be four more commands over the link (a folder for it, itself, its mode, its end).
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import tarfile
-import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +41,15 @@ def archive() -> bytes:
 class ActionModule(ActionBase):
     """hs_install: {state_dir}."""
 
-    TRANSFERS_FILES = True
+    TRANSFERS_FILES = False
     _VALID_ARGS = frozenset(("state_dir",))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Transfer, then run the module."""
+        """Pack, then run the module."""
         result = super().run(tmp, task_vars)
         data = archive()
         words = {"state_dir": self._task.args["state_dir"], "checksum": hashlib.sha256(data).hexdigest()}
         if not self._task.check_mode:
-            words["src"] = self._connection._shell.join_path(self._connection._shell.tmpdir, "hs.tar")
-            with tempfile.NamedTemporaryFile() as local:
-                local.write(data)
-                local.flush()
-                self._transfer_file(local.name, words["src"])
+            words["archive"] = base64.b64encode(zlib.compress(data)).decode()
         result.update(self._execute_module(module_name="hs_install", module_args=words, task_vars=task_vars))
-        self._remove_tmp_path(self._connection._shell.tmpdir)
         return result

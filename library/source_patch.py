@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+import contextlib
+from typing import Any, Dict, Iterator, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_hs import source_edit
+from ansible.module_utils.sglang_hs.errors import HsError, told
 
 DOCUMENTATION = r"""
 ---
@@ -127,6 +129,15 @@ options:
       - One file can carry one edit. A second one under another marker is refused.
     type: str
     default: source_patch
+  journal:
+    description:
+      - The open run that the edit is a step of. Its beginning and its end are then recorded in the run's journal on the host, in this same call.
+      - Refused, with the file as it was, where that run may not go forward any more.
+    type: dict
+    suboptions:
+      state_dir: {description: Folder of the journal., type: path, required: true}
+      run_id: {description: The run., type: str, required: true}
+      step: {description: Name of the step., type: str, required: true}
 attributes:
   check_mode:
     description: Predicts everything, also a refusal, and writes nothing.
@@ -315,6 +326,14 @@ ARGUMENTS: Dict[str, Any] = {
     "backup_dir": {"type": "path", "required": True},
     "variants": {"type": "list", "elements": "dict", "options": _VARIANT},
     "marker": {"type": "str", "default": source_edit.DEFAULT_MARKER},
+    "journal": {
+        "type": "dict",
+        "options": {
+            "state_dir": {"type": "path", "required": True},
+            "run_id": {"type": "str", "required": True},
+            "step": {"type": "str", "required": True},
+        },
+    },
 }
 
 
@@ -324,6 +343,33 @@ def _for_people(data: bytes, encoding: str) -> str:
         return data.decode(encoding)
     except (UnicodeError, LookupError):
         return data.decode("ascii", "backslashreplace")
+
+
+@contextlib.contextmanager
+def _step(journal: Optional[Dict[str, str]]) -> Iterator[Dict[str, str]]:
+    """Record the edit in a run's journal before and after, where it belongs to one; yields what takes the ``detail`` of its end. Raises HsError."""
+    end: Dict[str, str] = {"detail": ""}
+    if journal is None:
+        yield end
+        return
+    # not at every start: a module compiles what it imports
+    from ansible.module_utils.sglang_hs import steps
+
+    def note(state: str) -> None:
+        steps.note(journal["state_dir"], journal["run_id"], journal["step"], state, end["detail"], 0.0)
+
+    try:
+        note("begun")
+    except OSError as error:
+        raise told(error) from error
+    yield end
+    try:
+        note("done")
+    except OSError as error:
+        what = told(error)
+        raise HsError(
+            what.what, "the file, which is edited by now and whole; playbooks/restore.yml undoes it", what.next
+        ) from error
 
 
 def main() -> None:
@@ -337,9 +383,16 @@ def main() -> None:
             given["path"], given["variants"], given["backup_dir"], state=given["state"], marker=given["marker"]
         )
         before, after = todo.before, todo.after
-        result = todo.to_dict() if module.check_mode else source_edit.apply(todo)
+        if module.check_mode:
+            result = todo.to_dict()
+        else:
+            with _step(given["journal"]) as end:
+                result = source_edit.apply(todo)
+                end["detail"] = result["msg"]
     except source_edit.EditRefused as error:
         module.fail_json(msg=str(error), reason=error.reason, path=given["path"])
+    except HsError as error:  # the journal's
+        module.fail_json(msg=str(error), reason="journal", path=given["path"])
     except Exception as error:  # a defect of ours: still a message, and the file is whole in any case
         module.fail_json(
             msg="source_patch failed in a way that it should not, at {}: {}: {}. The file is whole: it is only ever "

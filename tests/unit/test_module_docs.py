@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-ACTIONS = ("hs_divide", "hs_fail", "hs_watch")  # on the controller; their files in library/ are documentation
+# on the controller; their files in library/ are documentation
+ACTIONS = ("hs_divide", "hs_fail", "hs_local_file", "hs_watch")
 MODULES = sorted(path.stem for path in (REPO / "library").glob("hs_*.py"))
 
 
@@ -58,7 +59,7 @@ def test_the_documented_options_are_those_that_the_module_takes(module: str, doc
             ), f"{name}: {key}"
 
 
-@pytest.mark.parametrize("action", ["hs_divide", "hs_watch"])
+@pytest.mark.parametrize("action", ["hs_divide", "hs_local_file", "hs_watch"])
 def test_the_action_takes_the_documented_options(action: str, documented: dict[str, Any]) -> None:
     text = (REPO / f"action_plugins/{action}.py").read_text()
     for name in documented[action]["doc"]["options"]:

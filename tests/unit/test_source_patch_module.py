@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
+from sglang_hs.journal import Journal, Paths
 from source_edit_helpers import MODEL, Place, variant
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -160,7 +162,7 @@ def test_documentation_is_complete_and_its_examples_are_valid(module):
     ).stdout
     document = json.loads(text)["source_patch"]
     options = document["doc"]["options"]
-    assert set(options) == {"path", "state", "backup_dir", "variants", "marker"}
+    assert set(options) == {"path", "state", "backup_dir", "variants", "marker", "journal"}
     (returned,) = module.run([{}])
     documented = set(document["return"])
     added_by_ansible = {
@@ -184,3 +186,57 @@ def test_documentation_is_complete_and_its_examples_are_valid(module):
         assert set(arguments) <= set(options)
         if isinstance(arguments.get("variants"), list):
             assert list(source_edit._variant_troubles(arguments["variants"])) == []
+
+
+def open_run(folder):
+    """(where its journal is, the argument ``journal`` for an edit that is its step)."""
+    paths = Paths(str(folder / "state"))
+    paths.make()
+    view = {"settings": {"window_s": 3600, "stop_timeout": 5, "extraction_port": 1}, "flags": {"key": "k", "names": []}}
+    run = Journal.open(paths, "me@laptop", view, {"window": "1h"}, {"argv": ["x"], "expected": "running"})
+    return paths, {"state_dir": str(paths.state), "run_id": run.run_id, "step": "patch"}
+
+
+def records(paths):
+    run = Journal.load(paths)
+    assert run is not None
+    return [(record["step"], record["state"], record["detail"]) for record in run.document["steps"]]
+
+
+def test_an_edit_that_is_a_step_of_a_run_is_recorded_in_its_journal(module, tmp_path):
+    """Before it and after it, with what was done; not in check mode, and not where it is refused before it begins."""
+    paths, journal = open_run(tmp_path)
+    absent = [variant({"class": "Absent", "position": "end"})]
+    _, refused = module.run([{"check": True, "journal": journal}, {"journal": journal, "variants": absent}])
+    assert refused["reason"] == "no_variant" and records(paths) == []
+    (done,) = module.run([{"journal": journal}])
+    assert done["changed"]
+    assert records(paths) == [("patch", "begun", ""), ("patch", "done", done["msg"])]
+
+
+def test_an_edit_for_a_run_that_is_over_is_refused_with_the_file_as_it_was(module, tmp_path):
+    _, journal = open_run(tmp_path)
+    (refused,) = module.run([{"journal": {**journal, "run_id": "20260101-000000-aaaa"}}])
+    assert refused["failed"] and refused["reason"] == "journal"
+    assert "no longer open" in refused["msg"] and "Next: " in refused["msg"]
+    assert module.place.read() == MODEL and module.place.kept() == []
+
+
+def test_an_end_that_cannot_be_recorded_tells_that_the_file_is_edited(tmp_path, monkeypatch):
+    import ansible.module_utils
+
+    monkeypatch.setattr(
+        ansible.module_utils, "__path__", [*ansible.module_utils.__path__, str(REPOSITORY / "module_utils")]
+    )
+    spec = importlib.util.spec_from_file_location("source_patch_module", REPOSITORY / "library/source_patch.py")
+    assert spec is not None and spec.loader is not None
+    source_patch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(source_patch)
+    paths, journal = open_run(tmp_path)
+    with (
+        pytest.raises(Exception, match="Left as it was: the file, which is edited by now") as refused,
+        source_patch._step(journal),
+    ):
+        paths.journal.rename(tmp_path / "away")
+        paths.journal.mkdir()
+    assert type(refused.value).__name__ == "HsError" and "Next: " in str(refused.value)

@@ -271,7 +271,7 @@ def _second(strike: Strike) -> None:
 TAG = {"lock": "arm", "patch": "patch", "stop": "stop", "launch": "launch", "canary": "extract", "extract": "extract"}
 FIRST_TASK = {
     "lock": "restore_production : Arm | install the restore program and what runs beside the engine",
-    "patch": "backup_and_patch : Record that the edit begins",
+    "patch": "backup_and_patch : Back up the engine's source and edit it",
     "stop": "stop_server : Stop production",
     "launch": "launch_extraction_server : Start the extraction server",
     "canary": "run_extraction : Start the extraction",
