@@ -12,6 +12,7 @@ from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths
 
+FIRST = 60.0  # seconds in which the first sample may be on its way
 HANGS = 30.0  # seconds of silence after which a server whose log tells of its failure is not waited for
 # Whoever watches a line must see from its beginning how it stands: terminals cut its end.
 SEPARATOR = " | "
@@ -267,14 +268,15 @@ def progress_line(
     if failed or lost:
         words += errors
     words.append("{} tokens".format(count(progress.get("tokens_done", 0))))
-    if phase == "extract":
+    # before the first sample is in its place there is no rate; a minute later none is one
+    if phase == "extract" and (progress.get("tokens_per_s") or now - float(progress.get("started", 0)) > FIRST):
         words.append("{:,.0f} tokens/s".format(progress.get("tokens_per_s") or 0))
         words.append(rate(progress.get("bytes_per_s") or 0))
         eta = progress.get("eta_s")
         if eta is not None:
             cut = stops_at is not None and now + eta > stops_at
             words.append("ETA {}{}".format(clock(eta), ", after the window" if cut else ""))
-    elif progress.get("message"):
+    elif phase != "extract" and progress.get("message"):
         words.append(str(progress["message"]))
     moving = progress.get("moving") or {}
     told = moved_words(moving, now)

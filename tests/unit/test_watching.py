@@ -52,6 +52,9 @@ def test_other_phases_and_a_client_that_fell_silent() -> None:
     assert "| describing the output |" in line(phase="finish", message="describing the output")
     assert "tokens/s" not in line(phase="finish")
     assert line(now=1090.0).startswith("the client has written nothing for 1:30 | 1,234/10,000")
+    first = line(started=970.0, tokens_per_s=0.0, bytes_per_s=0.0, eta_s=None)
+    assert "tokens | window" in first and "tokens/s" not in first, "no rate before there is one"
+    assert "| 0 tokens/s |" in line(started=900.0, tokens_per_s=0.0, bytes_per_s=0.0, eta_s=None)
     assert watching.progress_line({}, 0.0, 60.0) == "extract: the client starts | window 1:00"
 
 
