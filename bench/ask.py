@@ -1,12 +1,14 @@
 """One sample from a real server in both ways, timed; engine's Python. ``python -m bench.ask SPEC PROMPTS TIMES``: prints a JSON list of each.
 
 As files: the client's own wish, request, wait, verification and move. As JSON: the same prompt with ``return_hidden_states``, the answer parsed (orjson, the
-fastest that the engine has), made a tensor and saved. Each time is without the server's own forward, which its log tells.
+fastest that the engine has), made a tensor and saved. Each time is without the server's own forward, which its log tells. Third, what the
+sample's bytes alone take: one write, synced.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import urllib.request
@@ -63,7 +65,16 @@ def main() -> int:
             {"hidden_states": tensor, "token_ids": torch.tensor(ids)}, str(spec.output / f"json_{idx}.safetensors")
         )
 
+    def bare(idx: int) -> float:
+        data = (spec.output / f"hidden_states/hs_{idx}.safetensors").read_bytes()
+        began = time.monotonic()
+        with (spec.output / f"bare_{idx}").open("wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        return time.monotonic() - began
+
     times: dict[Any, list[float]] = {as_files: [], as_json: []}
+    alone = []
     for idx, ids in enumerate(rows):
         for way in (as_files, as_json) if idx % 2 else (as_json, as_files):
             before = len(forwards(log))
@@ -72,9 +83,10 @@ def main() -> int:
             took = time.monotonic() - began
             (computed,) = forwards(log)[before:]
             times[way].append(took - computed)
+        alone.append(bare(idx))
     output.close()
     exchange.close()
-    print(json.dumps([times[as_files], times[as_json]]))
+    print(json.dumps([times[as_files], times[as_json], alone]))
     return 0
 
 

@@ -236,13 +236,25 @@ def _known(alternatives: Sequence[Sequence[str]], flags: Set[str]) -> Optional[S
 EXTERNAL = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 
 
+def _extraction_env(settings: Mapping[str, Any]) -> Dict[str, str]:
+    return {str(key): str(word) for key, word in (settings.get("extraction_env") or {}).items()}
+
+
+def engine_environment(settings: Mapping[str, Any], production: Mapping[str, str]) -> Dict[str, str]:
+    """What the engine's Python is started with when it is asked something: production's environment and what ``extraction_env`` adds to it.
+
+    Where production is down on purpose and was never seen, the operator has only the latter to say what it needs.
+    """
+    return {**production, **_extraction_env(settings)}
+
+
 def environment(settings: Mapping[str, Any], library: str, production: Mapping[str, str]) -> Dict[str, str]:
     """What the extraction server's environment has beyond, or other than, production's.
 
     ``settings``: extraction_env, dump_dir, boundaries, final, no_touch; ``library``: the folder that holds the capture helper.
     """
-    path = production.get("PYTHONPATH", "")
-    added = {str(key): str(word) for key, word in settings.get("extraction_env", {}).items()}
+    path = engine_environment(settings, production).get("PYTHONPATH", "")
+    added = _extraction_env(settings)
     added.update(
         {
             "PYTHONPATH": library + (":" + path if path else ""),

@@ -54,17 +54,18 @@ def look(wanted: Mapping[str, Any], api_key: str = "", dry: bool = False) -> Dic
         if os.path.lexists(settings[key]):
             steps.refuse_foreign(Path(settings[key]), {int(record["uid"])} if key == "dump_dir" else frozenset())
     info = _ask_production(record)
-    python = settings["engine_python"] or engine.interpreter(record["argv"], record["env"], record["cwd"])
+    env = command.engine_environment(settings, record["env"])
+    python = settings["engine_python"] or engine.interpreter(record["argv"], env, record["cwd"])
     if not python:
         raise HsError(
             "the Python of {} cannot be told from its command line".format(record["argv"][:2]),
             UNTOUCHED,
             "set hs_engine_python to the Python that runs SGLang",
         )
-    installed = engine.describe(python, record["env"], record["cwd"])
+    installed = engine.describe(python, env, record["cwd"])
     if settings["no_touch"]:
         engine.refuse_no_touch(installed)
-    flags = engine.Flags(installed, record["env"], record["cwd"], _kept_flags(settings["state_dir"]))
+    flags = engine.Flags(installed, env, record["cwd"], _kept_flags(settings["state_dir"]))
     try:
         facts = _examine(settings, record, info)
         known = flags.result()

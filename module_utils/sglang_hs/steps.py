@@ -291,8 +291,8 @@ def extract(state_dir: str, run_id: str) -> Dict[str, Any]:
         record = production_record(paths)
         spec_file = journal.folder / "client.spec.json"
         fsio.write_json(spec_file, client_spec(paths, journal, record))
-        env = command.inherited(record["env"])
-        path = record["env"].get("PYTHONPATH", "")
+        env = command.inherited(command.engine_environment(journal.settings, record["env"]))
+        path = env.get("PYTHONPATH", "")
         env.update(
             PYTHONPATH=str(paths.lib) + (":" + path if path else ""), CUDA_VISIBLE_DEVICES="", PYTHONUNBUFFERED="1"
         )

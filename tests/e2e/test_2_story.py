@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from local_host import CACHE, FORMATS, REPO, Host
 from sglang_hs import fsio, procs, server
+from sglang_hs.journal import Paths
 
 
 def samples_equal_hugging_face(host: Host) -> None:
@@ -257,11 +258,23 @@ def test_production_that_is_down_on_purpose_stays_down(host: Host) -> None:
     assert host.play("extract").code == 0  # so that a run has seen how production is started
     host.forget_samples()
     before = host.signature()
+    seen = procs.adoption(host.production())
     procs.end(procs.family(host.production().pid), 20)
     try:
         refused = host.play("extract")
         assert refused.code == 2
         assert "say so with hs_production_expected=stopped" in " ".join(refused.out.split())
+        # where no run has seen it, the operator says how it is started, and what its Python needs
+        paths = Paths(str(host.state))
+        kept = {path: path.read_bytes() for path in (paths.production, paths.flags)}
+        for path in kept:
+            path.unlink()
+        unseen = {"hs_production_expected": "stopped", "hs_production_argv": seen["argv"]}
+        needed = {"hs_extraction_env": {"PYTHONPATH": seen["env"]["PYTHONPATH"]}}
+        told = host.play("extract", "--check", extra={**unseen, **needed})
+        assert told.code == 0, told.out
+        for path, data in kept.items():
+            path.write_bytes(data)
         played = host.play("extract", extra={"hs_production_expected": "stopped"})
         assert played.code == 0, played.out
         assert count(host) == 64

@@ -135,6 +135,14 @@ def test_the_helper_comes_before_productions_own_path() -> None:
     assert made_of["SGLANG_HS_BOUNDARIES"] == "3,31"
 
 
+def test_a_path_that_the_operator_gives_is_the_engines_and_comes_after_the_helper() -> None:
+    """Where production is down on purpose and was never seen, there is no other place to say it."""
+    settings = {"extraction_env": {"PYTHONPATH": "/mine", "N": 1}, "dump_dir": "/d", "boundaries": [], "final": "both"}
+    for production in ({}, {"PYTHONPATH": "/theirs", "HOME": "/h"}):
+        assert command.environment(settings, "/lib", production)["PYTHONPATH"] == "/lib:/mine"
+        assert command.engine_environment(settings, production) == {**production, "PYTHONPATH": "/mine", "N": "1"}
+
+
 def test_prompts_share_a_forward_only_where_that_is_asked_for() -> None:
     words = made("--max-prefill-tokens", "99", "--max-running-requests", "48")
     assert words[words.index("--max-running-requests") + 1] == "1" and "--max-prefill-tokens" not in words
