@@ -44,15 +44,16 @@ from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import movejob, movesettings, moving, preflight, rclone  # noqa: E402
+from ansible.module_utils.sglang_hs import movejob, movesettings, moving, rclone  # noqa: E402
 from ansible.module_utils.sglang_hs.errors import HsError  # noqa: E402
+from ansible.module_utils.sglang_hs.journal import open_run  # noqa: E402
 from ansible.module_utils.sglang_hs.manifest import Manifest  # noqa: E402
 
 
 def work(module: AnsibleModule) -> dict:
     """Look what waits; start it."""
     given = module.params
-    if preflight.open_run(given["state_dir"]):
+    if open_run(given["state_dir"]):
         raise HsError("a run is open on this host", movejob.UNTOUCHED, "let it end (or run restore.yml), then move")
     found = movejob.known(given["state_dir"], given["output_dir"])
     move = dict(found["move"], **{key: value for key, value in given["settings"].items() if value})

@@ -45,18 +45,18 @@ view:
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
 from ansible.module_utils.sglang_hs import preflight, steps  # noqa: E402
-from ansible.module_utils.sglang_hs.journal import Journal, Paths  # noqa: E402
+from ansible.module_utils.sglang_hs.journal import Journal, Paths, open_run  # noqa: E402
 
 
 def work(module: AnsibleModule) -> dict:
     """Look at the host."""
     given = module.params
-    open_run = preflight.open_run(given["state_dir"])
-    if open_run:
+    opened = open_run(given["state_dir"])
+    if opened:
         journal = Journal.load(Paths(given["state_dir"]))
         if journal is not None:
             steps.may_attach(journal, given["wanted"], given["operator"], given["take_over"])
-        return {"changed": False, "open_run": open_run, "view": open_run["view"]}
+        return {"changed": False, "open_run": opened, "view": opened["view"]}
     return {
         "changed": False,
         "open_run": {},

@@ -43,8 +43,22 @@ import time  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
 from ansible.module_utils.sglang_hs import watching  # noqa: E402
+from ansible.module_utils.sglang_hs.journal import Paths  # noqa: E402
 
-LOOK = 0.5  # seconds between two looks
+# seconds between two looks. A launch and a restore last minutes, with production down; an extraction lasts hours, and each look asks systemd,
+# so there the client's result has the next look come early
+LOOK = {"launch": 0.2, "restore": 0.2, "extract": 0.5, "move": 0.5}
+SOON = 0.1
+
+
+def nap(given: dict) -> None:
+    """Until the next look."""
+    until = time.monotonic() + LOOK[given["what"]]
+    result = Paths(given["state_dir"]).run(given["run_id"]) / "result.json" if given["what"] == "extract" else None
+    while True:
+        time.sleep(SOON)
+        if time.monotonic() >= until or (result is not None and result.exists()):
+            return
 
 
 def work(module: AnsibleModule) -> dict:
@@ -72,7 +86,7 @@ def work(module: AnsibleModule) -> dict:
             found = watching.progress(given["state_dir"], given["run_id"], given["what"])
         if found["finished"] or found["phase"] != given["phase"] or time.monotonic() > until:
             break
-        time.sleep(LOOK)
+        nap(given)
     found["step_failed"] = found.pop("failed")
     return dict({"changed": False}, **found)
 

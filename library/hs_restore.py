@@ -34,22 +34,23 @@ lines: {description: What was found and done., type: list, elements: str, return
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import preflight, restore  # noqa: E402
+from ansible.module_utils.sglang_hs import restore  # noqa: E402
 from ansible.module_utils.sglang_hs.errors import HsError  # noqa: E402
+from ansible.module_utils.sglang_hs.journal import open_run  # noqa: E402
 
 
 def work(module: AnsibleModule) -> dict:
     """Start the program, or look where no run is open."""
     given = module.params
-    open_run = preflight.open_run(given["state_dir"])
+    opened = open_run(given["state_dir"])
     if module.check_mode:
-        line = "would restore the run of {}".format(open_run["holder"]) if open_run else "no run is open"
-        return {"changed": bool(open_run), "finished": True, "lines": [line]}
-    if open_run and not given["run_id"]:
+        line = "would restore the run of {}".format(opened["holder"]) if opened else "no run is open"
+        return {"changed": bool(opened), "finished": True, "lines": [line]}
+    if opened and not given["run_id"]:
         restore.may_end(given["state_dir"], given["operator"], given["take_over"])
-    if open_run and (not given["run_id"] or open_run["run_id"] == given["run_id"]):
+    if opened and (not given["run_id"] or opened["run_id"] == given["run_id"]):
         restore.start_detached(given["state_dir"], given["why"], given["run_id"])
-        return {"changed": False, "finished": False, "lines": ["restoring the run of {}".format(open_run["holder"])]}
+        return {"changed": False, "finished": False, "lines": ["restoring the run of {}".format(opened["holder"])]}
     report = restore.restore(given["state_dir"], given["why"], given["run_id"])
     if report.failures:
         raise HsError("; ".join(report.failures), "\n".join(report.lines))

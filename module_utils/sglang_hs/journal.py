@@ -274,3 +274,17 @@ def closed_runs(paths: Paths) -> List[Dict[str, Any]]:
         return []
     found = (fsio.read_json(folder / "journal.json") for folder in sorted(paths.runs.iterdir()))
     return [document for document in found if document]
+
+
+def open_run(state_dir: str) -> Dict[str, Any]:
+    """The run that is open on this host: {run_id, operator, holder, restoring, settings, ...}; {} when none is."""
+    journal = Journal.load(Paths(state_dir))
+    if journal is None:
+        return {}
+    keys = ("run_id", "operator", "opened", "deadline", "view", "wanted")
+    return {
+        **{key: journal.document.get(key) for key in keys},
+        "holder": journal.holder,
+        "restoring": journal.restoring,
+        "settings": journal.settings,
+    }

@@ -26,7 +26,7 @@ from . import (
     steps,
 )
 from .errors import HsError
-from .journal import Journal, Paths
+from .journal import Paths
 from .production import UNTOUCHED
 
 
@@ -348,17 +348,3 @@ def _folders(settings: Mapping[str, Any]) -> None:
             UNTOUCHED,
             "set hs_dump_dir to a folder of its own; it is emptied after a run",
         )
-
-
-def open_run(state_dir: str) -> Dict[str, Any]:
-    """The run that is open on this host: {run_id, operator, holder, restoring, settings, ...}; {} when none is."""
-    journal = Journal.load(Paths(state_dir))
-    if journal is None:
-        return {}
-    keys = ("run_id", "operator", "opened", "deadline", "view", "wanted")
-    return {
-        **{key: journal.document.get(key) for key in keys},
-        "holder": journal.holder,
-        "restoring": journal.restoring,
-        "settings": journal.settings,
-    }

@@ -32,7 +32,7 @@ STRANGER_PATIENCE = 60.0  # for whoever else listens on production's port; it ma
 SYSTEMCTL_PATIENCE = 25.0
 # seconds from TERM to KILL. Nobody but the client asks the extraction server, and SGLang looks for a TERM only every five seconds, to end
 # its own processes with KILL then: production need not wait for that (its unit says the same)
-SERVER_GRACE = 1.0
+SERVER_GRACE = 0.2
 
 
 class Report:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any, Dict, List, Optional
 
 from .errors import HsError
@@ -19,6 +17,8 @@ PROMPTS = ([5, 6, 7], [11, 12, 13, 14], [21, 22, 23, 24, 25])
 
 def ask(url: str, body: Optional[Dict[str, Any]] = None, api_key: str = "", timeout: float = 30.0) -> Any:
     """GET ``url``, or POST ``body`` as JSON; the parsed answer. Proxies of the environment are not for loopback."""
+    import urllib.request  # not at every start of a module that asks nobody: it brings half of the standard library
+
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = "Bearer " + api_key
@@ -34,6 +34,8 @@ def generate(url: str, api_key: str = "", timeout: float = 30.0) -> float:
 
     Raises HsError with what the server answered.
     """
+    import urllib.error
+
     rate = 0.0
     for prompt in PROMPTS:
         begin = time.monotonic()
@@ -55,7 +57,7 @@ def generate(url: str, api_key: str = "", timeout: float = 30.0) -> float:
     return rate
 
 
-def decode_rate(url: str, api_key: str = "", tokens: int = 64, timeout: float = 120.0) -> Optional[float]:
+def decode_rate(url: str, api_key: str = "", tokens: int = 32, timeout: float = 120.0) -> Optional[float]:
     """Tokens per second that one request is decoded with, the better of two; None when the server does not answer.
 
     Measured as the users of an idle server see it; whoever else asks meanwhile lowers it.
@@ -117,4 +119,4 @@ def wait_healthy(url: str, api_key: str, patience: float, still_there: Any = lam
             return [gone]
         if time.monotonic() > until:
             return ["no generation within {:.0f} s: {}".format(patience, reason)]
-        time.sleep(0.5)
+        time.sleep(0.2)

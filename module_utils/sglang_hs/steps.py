@@ -11,8 +11,9 @@ import os
 import shlex
 import shutil
 import stat
+import threading
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, Iterator, Mapping, Optional
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional
 
 from . import command, fsio, procs, production, secrets, server, shm, spawn, units
 from .errors import HsError
@@ -53,16 +54,31 @@ def begin(
             journal.record("begin", "done", "attached by {}".format(operator))
         else:
             record = production.take(view["settings"], api_key)
-            if record["expected"] == "running":
-                record["decode_rate"] = server.decode_rate(record["url"], record["api_key"])
-            if production.has_units():  # first: a run is watched over from its first moment, whatever becomes of us
-                units.arm({path: text for path, text in texts.items() if Path(path).name.startswith(units.GUARD)})
+            with decode_rate(record):  # takes a second, as does systemd
+                if production.has_units():  # first: a run is watched over from its first moment, whatever becomes of us
+                    units.arm({path: text for path, text in texts.items() if Path(path).name.startswith(units.GUARD)})
             journal = Journal.open(paths, operator, view, wanted, record, share)
             journal.record("begin", "done")
         watch(paths, journal)
         if production.has_units():
             units.arm({path: text.replace(units.RUN, journal.run_id) for path, text in texts.items()})
         return {"run_id": journal.run_id, "attached": attached, "changed": not attached}
+
+
+@contextlib.contextmanager
+def decode_rate(record: Dict[str, Any]) -> Iterator[None]:
+    """Measure production's decode rate beside what is done within; it is in ``record`` afterwards, where production is to run."""
+    if record["expected"] != "running":
+        yield
+        return
+    found: List[Optional[float]] = []
+    asking = threading.Thread(target=lambda: found.append(server.decode_rate(record["url"], record["api_key"])))
+    asking.start()
+    try:
+        yield
+    finally:
+        asking.join()
+    record["decode_rate"] = found[0] if found else None
 
 
 def may_attach(journal: Journal, wanted: Mapping[str, Any], operator: str, take_over: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sglang_hs import command, preflight
+from sglang_hs import command, preflight, restore
 
 REPO = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -64,10 +64,10 @@ ExecStart="/usr/bin/python3" "-m" "sglang.launch_server" "--model-path" "/models
 "--disable-radix-cache" "--chunked-prefill-size" "-1" "--disable-cuda-graph" "--disable-prefill-cuda-graph"
 StandardOutput=append:/var/lib/sglang-hs/runs/20260101-000000-abcd/server.log
 StandardError=inherit
-# SIGTERM to the main process alone, SIGKILL to what is left in its own cgroup. A second is enough: nobody but the client asks this server,
+# SIGTERM to the main process alone, SIGKILL to what is left in its own cgroup. A moment is enough: nobody but the client asks this server,
 # and SGLang looks for a SIGTERM only every five seconds, to end its own processes with SIGKILL then.
 KillMode=mixed
-TimeoutStopSec=1
+TimeoutStopSec=0.2
 RuntimeMaxSec=21600
 LimitNOFILE=1048576
 LimitMEMLOCK=infinity
@@ -168,6 +168,11 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (out / "view.json").write_text(json.dumps(view))
     play(out, {"hs_found": {"view": view}, "hs_run_id": "20260101-000000-abcd"})
     return out
+
+
+def test_the_extraction_unit_and_the_restore_program_leave_its_server_the_same_time() -> None:
+    (line,) = [line for line in EXTRACTION_UNIT.splitlines() if line.startswith("TimeoutStopSec=")]
+    assert float(line.partition("=")[2]) == restore.SERVER_GRACE
 
 
 def test_the_command_is_productions_without_what_spoils_and_with_what_is_needed(rendered: Path) -> None:
