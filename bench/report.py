@@ -128,7 +128,8 @@ def page(rows: Sequence[Row], where: str) -> str:
     for key, module in measures().items():
         mine = [row for row in rows if key_of(row) == key]
         first, _, rest = (inspect.getdoc(module) or "").partition("\n")
-        limit = " ".join(getattr(module, "LIMIT", "").split())
+        missed = not mine or not all(row["met"] for row in mine)
+        limit = " ".join(getattr(module, "LIMIT", "").split()) if missed else ""
         parts.append({"key": key, "title": first, "text": rest.strip(), "rows": mine, "limit": limit})
     frame = jinja2.Environment(
         autoescape=False,  # noqa: S701 - no HTML

