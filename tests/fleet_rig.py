@@ -46,8 +46,8 @@ class FleetRig:
             raise RuntimeError(f"rig.py {' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def up(self, rows: int, longest: int = 400) -> None:
-        """Boot them, write inventory and data set, start production everywhere and see it answer."""
+    def up(self, rows: int, longest: int = 400, production: bool = True) -> None:
+        """Boot them, write inventory and data set; with ``production`` start it everywhere and see it answer."""
         (self.folder / "home").mkdir(parents=True, exist_ok=True)
         engine = self.cache / "engine"
         words = [str(engine / "venv/bin/python"), "-c", "import sys; print(sys.base_prefix)"]
@@ -74,7 +74,7 @@ class FleetRig:
         words = [sys.executable, str(make), str(self.folder / "data.jsonl"), "--model", str(engine / "model")]
         words += ["--count", str(rows), "--longest", str(longest), "--seed", "7"]
         subprocess.run(words, check=True, capture_output=True, timeout=60)
-        code, out = self.play("../molecule/default/prepare")
+        code, out = self.play("../molecule/default/prepare") if production else (0, "")
         if code:
             raise RuntimeError(out[-6000:])
 

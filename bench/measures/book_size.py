@@ -14,7 +14,8 @@ ORDER = 100
 ROWS = 1_000_000
 LIMIT = """
 Text, so that a person can ask the book with `sqlite3`: of each sample 64 characters of its name, once in the row and once in the index that finds equal
-sequences, 64 of its sha256 and 34 of its path are 226 bytes by themselves; pages that are three quarters to nine tenths full, as SQLite leaves them, take the rest.
+sequences, 64 of its sha256 and 34 of its path are 226 bytes by themselves; pages that are three quarters to nine tenths full, as SQLite leaves them,
+take the rest.
 Against the 100 MB of a sample it is nothing, so it was left.
 """
 

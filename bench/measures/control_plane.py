@@ -2,7 +2,8 @@
 where nothing is to be restored.
 
 The host is the one of the fault matrix: booted from this machine's disk, with a real SGLang as a unit of systemd and the tiny model. *extract*: from the
-shell's point of view, less the seconds in which an engine loads (until it says itself that it is ready) and in which the client is alive.
+shell's point of view, less the seconds in which an engine loads (until it says itself that it is ready) and in which the client is alive. A host's very
+first run has SGLang print its options, which takes it as long as it imports itself; that run is told apart, in the note.
 *restore*: all of it. The host is this machine's, so the link has no latency; the notes have the number of ssh commands, each of which costs
 a round trip.
 """
@@ -30,6 +31,7 @@ def run(place: Place) -> Iterator[Figure]:
     from bench import control
 
     with control.host() as host:
+        first = control.extraction(host)
         parts = [control.extraction(host) for _ in range(RUNS)]
         slowest = control.Played(0, 0, host.task_lines(), 0).longest(3)
         restored = [host.timed("playbooks/restore.yml") for _ in range(RESTORES)]
@@ -39,6 +41,9 @@ def run(place: Place) -> Iterator[Figure]:
     words = [
         f"{last.tasks} tasks, {last.trips} ssh commands",
         f"both engines' ends, which are counted, take {ends:.1f} s, production's alone {stop:.1f} s; without that one it is {rest:.1f} s",
+    ]
+    words += [
+        f"the first run on this host, in which SGLang printed its options, took {first.wall - first.engines:.1f} s"
     ]
     words += [
         "longest in the last run, with what is waited for in them: "

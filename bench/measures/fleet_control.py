@@ -2,15 +2,15 @@
 
 Eight real systemd hosts over real ssh, one data set divided among them. A check runs every step without its change: looks at the host, scans the data set,
 tries the edit, begins no run. So neither an engine's loading nor the data is in it, and production is down on purpose (`hs_production_expected: stopped`):
-eight idle servers would take this machine's processors. The eight hosts' modules run on these too, which no fleet has its controller do: the note has what
-of the time that is.
+eight idle servers would take this machine's processors. The engine's options are known, as after a first run. The eight hosts' modules run on this machine
+too, which no fleet has its controller do: the note has what of the time that is.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,14 +22,13 @@ from bench.frame import ROOT, Figure, Goal, Place, Watch
 PYTHON = "controller"
 ORDER = 155
 HOSTS = {f"hs-many-{number}": 90 + number for number in range(1, 9)}
-REPEATS = 3
+REPEATS = 2
 # whose command no run on these hosts has seen
 DOWN = {
     "hs_production_expected": "stopped",
     "hs_production_argv": "{{ [engine_python] + engine_argv }}",
     "hs_extraction_env": "{{ engine_env }}",
 }
-OFF = "systemctl disable --now sglang.service"
 LIMIT = """
 Processors: eight hosts' modules and one controller share this machine's two. The note has the processor time of the hosts in a run of eight; without what
 the other seven take of it the ratio is the last number there. What then is left is the controller's own: a process for each task and host, at about the
@@ -40,22 +39,23 @@ same processor time for each.
 def run(place: Place) -> Iterator[Figure]:
     """In turns."""
     sys.path.insert(0, str(ROOT))
+    import rig
+    from sglang_hs import engine
+
     from tests.fleet_rig import FleetRig
 
-    os.environ["SGL_CPU_FORK"] = "1"  # the engines' starts are not measured
+    _, env = rig.production(place.disk, rig.PYTHON, 1, 1)
+    asked = engine.Flags(engine.describe(str(rig.PYTHON), env, "/"), env, "/", None)
+    flags = json.dumps({"names": sorted(asked.result()), "key": asked.key})
     # the path of an ssh control socket has at most 108 characters
     with tempfile.TemporaryDirectory(prefix="hs-", dir="/tmp") as folder:
         fleet = FleetRig(HOSTS, Path(folder), Path(os.environ["HS_CACHE"]))
         try:
-            fleet.up(rows=64)
-            words = [str(Path(sys.executable).with_name("ansible")), "sglang", "-i", str(fleet.folder / "inventory")]
-            subprocess.run(
-                [*words, "-m", "ansible.builtin.command", "-a", OFF],
-                env=fleet.env,
-                cwd=ROOT,
-                check=True,
-                capture_output=True,
-            )
+            fleet.up(rows=64, production=False)
+            for name in HOSTS:
+                kept = fleet.place(name, "/var/lib/sglang-hs/flags.json")
+                kept.parent.mkdir(mode=0o700)
+                kept.write_text(flags)
 
             def look(*words: str) -> tuple[float, float, float]:
                 """Seconds, processor seconds of the controller, and of all others."""
