@@ -379,16 +379,13 @@ def main() -> None:
     )
     given = module.params
     try:
-        todo = source_edit.plan(
-            given["path"], given["variants"], given["backup_dir"], state=given["state"], marker=given["marker"]
-        )
-        before, after = todo.before, todo.after
-        if module.check_mode:
-            result = todo.to_dict()
-        else:
-            with _step(given["journal"]) as end:
-                result = source_edit.apply(todo)
-                end["detail"] = result["msg"]
+        with _step(None if module.check_mode else given["journal"]) as end:
+            todo = source_edit.plan(
+                given["path"], given["variants"], given["backup_dir"], state=given["state"], marker=given["marker"]
+            )
+            before, after = todo.before, todo.after
+            result = todo.to_dict() if module.check_mode else source_edit.apply(todo)
+            end["detail"] = result["msg"]
     except source_edit.EditRefused as error:
         module.fail_json(msg=str(error), reason=error.reason, path=given["path"])
     except HsError as error:  # the journal's
