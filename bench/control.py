@@ -24,6 +24,7 @@ from tests.campaign.faults.host import OUTPUT, RIG, STATE, FaultHost
 
 READY = "The server is fired up and ready to roll"
 NAME, OCTET = "hs-bench", 52
+PYTHON = "/usr/bin/python3"
 # the campaign's host has disks that a test can fill
 SETTINGS = {"hs_operator": "bench@controller", "hs_disk_reserve_gb": 0.01, "hs_stop_timeout": 20}
 
@@ -36,6 +37,15 @@ class Host(FaultHost):
     """The campaign's host, with each ssh command and each task's beginning written down."""
 
     fork = ""
+
+    def up(self) -> None:
+        """Boot it as ever; its Python is named, as in the inventories that come with this project."""
+        super().up()
+        inventory = self.folder / "inventory/hosts.yml"
+        known = json.loads(inventory.read_text())
+        if Path(PYTHON).exists():  # the host's disk is this machine's
+            known["sglang"]["hosts"][self.name]["ansible_python_interpreter"] = PYTHON
+            inventory.write_text(json.dumps(known))
 
     @property
     def tasks(self) -> Path:

@@ -37,14 +37,14 @@ RETURN = r""" # """
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.hs_module import run  # noqa: E402
-from ansible.module_utils.sglang_hs import steps  # noqa: E402
+from ansible.module_utils.sglang_hs import turns  # noqa: E402
 
 
 def work(module: AnsibleModule) -> dict:
     """Record. The journal is bookkeeping, not a change of the host: changed stays false."""
     given = module.params
     if not module.check_mode:
-        steps.note(
+        turns.note(
             given["state_dir"], given["run_id"], given["step"], given["state"], given["detail"], float(given["lease"])
         )
     return {"changed": False}

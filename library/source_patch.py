@@ -353,10 +353,10 @@ def _step(journal: Optional[Dict[str, str]]) -> Iterator[Dict[str, str]]:
         yield end
         return
     # not at every start: a module compiles what it imports
-    from ansible.module_utils.sglang_hs import steps
+    from ansible.module_utils.sglang_hs import turns
 
     def note(state: str) -> None:
-        steps.note(journal["state_dir"], journal["run_id"], journal["step"], state, end["detail"], 0.0)
+        turns.note(journal["state_dir"], journal["run_id"], journal["step"], state, end["detail"], 0.0)
 
     try:
         note("begun")

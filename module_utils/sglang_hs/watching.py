@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import ending, fsio, loading, procs, restore, server, steps
+from . import ending, fsio, loading, procs, restore, server, steps, turns
 from .errors import HsError
 from .jobs import Job
 from .journal import Journal, Paths
@@ -30,7 +30,7 @@ def progress(state_dir: str, run_id: str, what: str) -> Dict[str, Any]:
         result = fsio.read_json(paths.run(run_id) / "result.json") or {}
         if what == "extract" and result.get("outcome") == "complete":
             return _through(result, fsio.read_json(paths.run(run_id) / "progress.json") or {})
-        journal = steps.forward(paths, run_id)  # says what happened instead
+        journal = turns.forward(paths, run_id)  # says what happened instead
     found = ready(journal) if what == "launch" else extracted(journal)
     if what == "launch" and not found["finished"]:
         late = _late(journal, found["line"])
@@ -38,8 +38,8 @@ def progress(state_dir: str, run_id: str, what: str) -> Dict[str, Any]:
             found.update(finished=True, failed=True, phase="failed", mood="bad", line=late)
     if found["finished"] and journal.last(what) == "begun":
         try:
-            with steps.turn(paths):
-                steps.forward(paths, run_id).record(what, "failed" if found["failed"] else "done", found["line"][:500])
+            with turns.turn(paths):
+                turns.forward(paths, run_id).record(what, "failed" if found["failed"] else "done", found["line"][:500])
         except HsError:  # a restore begins this very moment
             if found["failed"] or what != "extract":
                 raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import errors, fsio, production, restore, steps, units
+from sglang_hs import errors, fsio, production, restore, steps, turns, units
 from sglang_hs.errors import HsError
 from sglang_hs.journal import Journal, Paths
 
@@ -125,7 +125,7 @@ def test_no_step_goes_forward_once_a_restore_has_begun(paths: Paths) -> None:
     journal = begun(paths)
     journal.record("restore", "begun")
     with pytest.raises(HsError, match="a restore of run .* has begun"):
-        steps.forward(paths, journal.run_id)
+        turns.forward(paths, journal.run_id)
     with pytest.raises(HsError, match="is being restored right now"):
         steps.may_attach(journal, {"window": "1h"}, "me@laptop", False)
 

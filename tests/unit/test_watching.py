@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_hs import fsio, procs, steps, watching
+from sglang_hs import fsio, procs, turns, watching
 from sglang_hs.errors import HsError
 from sglang_hs.journal import Journal, Paths
 
@@ -153,13 +153,13 @@ def test_a_data_set_that_is_through_is_no_failure_because_the_guard_was_faster(l
 
 
 def test_a_step_that_comes_after_the_windows_end_says_that(launched: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "TURN", 0.2)
+    monkeypatch.setattr(turns, "TURN", 0.2)
     state = str(launched.paths.state)
     launched.record("restore", "begun", "guard: the window closed")
     with pytest.raises(HsError, match=r"has begun \(guard: the window closed\)"):
         watching.progress(state, launched.run_id, "extract")
     with fsio.mutex(launched.paths.mutex), pytest.raises(HsError, match=r"has begun \(guard: the window closed\)"):
-        steps.note(state, launched.run_id, "patch", "begun", "", 0)
+        turns.note(state, launched.run_id, "patch", "begun", "", 0)
 
 
 def test_a_remote_that_holds_the_run_back_or_fails_is_told_first() -> None:
