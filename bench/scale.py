@@ -13,6 +13,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from sglang_hs import dataset, plan  # noqa: E402
 from sglang_hs.manifest import Manifest  # noqa: E402
 
 HIDDEN, BOUNDARIES, VOCAB = 128, [1, 2, 4], 1 << 20
-PARTS = ("scan", "resume", "work", "bare")
+PARTS = ("scan", "resume", "work", "bare", "checks")
 TOKENS = 8
 
 
@@ -234,6 +235,36 @@ def bare(folder: Path, seconds: dict[str, float]) -> None:
                 seconds[str(number)] = time.process_time()
 
 
+def checks(folder: Path, seconds: dict[str, float]) -> None:
+    """The client as it is; notes the processor time, of the threads that do it, of what ``bare`` leaves out and none of which is for speed or show:
+    a look for a file that is there already, the header against what was asked for, every value of the dump, the norms that tell a drift,
+    and the book's questions and entries."""
+    from sglang_hs_client import extract, output
+
+    lock = threading.Lock()
+
+    def clocked(owner: Any, name: str, told: str) -> None:
+        function = getattr(owner, name)
+
+        def work(*given: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*given)
+            finally:
+                with lock:
+                    seconds[told] = seconds.get(told, 0.0) + time.thread_time() - began
+
+        setattr(owner, name, work)
+
+    clocked(extract.Extraction, "_adopt", "there already")
+    clocked(output, "check_header", "header")
+    clocked(output, "check_data", "values and sums")
+    clocked(extract, "measure", "norms")
+    for name in ("sample", "done_as", "done", "commit"):
+        clocked(Manifest, name, "book")
+    work(folder, {})
+
+
 @contextlib.contextmanager
 def quick_server(dumps: Path) -> Iterator[str]:
     """A process that answers like SGLang and writes the wished dump, at once: the time of this process is the client's alone."""
@@ -309,7 +340,9 @@ def main() -> int:
         serve(options.folder)
         return 0
     seconds: dict[str, float] = {}
-    {"scan": scan, "resume": resume, "work": work, "bare": bare}[options.part](options.folder, seconds)
+    {"scan": scan, "resume": resume, "work": work, "bare": bare, "checks": checks}[options.part](
+        options.folder, seconds
+    )
     print(json.dumps([seconds, peak_memory()]))
     return 0
 
