@@ -57,7 +57,7 @@ def generate(url: str, api_key: str = "", timeout: float = 30.0) -> float:
     return rate
 
 
-def decode_rate(url: str, api_key: str = "", tokens: int = 32, timeout: float = 120.0) -> Optional[float]:
+def decode_rate(url: str, api_key: str = "", tokens: int = 64, timeout: float = 120.0) -> Optional[float]:
     """Tokens per second that one request is decoded with, the better of two; None when the server does not answer.
 
     Measured as the users of an idle server see it; whoever else asks meanwhile lowers it.
