@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
+import sys
 from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "module_utils"))
+
+from sglang_hs import fsio
 
 
 def write(path: Path, text: str, mode: int, check: bool = False) -> bool:
@@ -22,18 +24,7 @@ def write(path: Path, text: str, mode: int, check: bool = False) -> bool:
     if same or check:
         return not same
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    # a link stays one: what it leads to is written
-    place = path.resolve()
-    handle, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            os.fchmod(handle, mode)
-        os.replace(name, place)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+    fsio.write_text(path.resolve(), text, mode)  # a link stays one: what it leads to is written
     return True
 
 
